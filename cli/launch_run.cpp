@@ -213,7 +213,11 @@ bool has_failed(const JobOutcome& outcome) {
 void conclude(JobOutcome outcome, const std::filesystem::path& dir, bool fresh) {
   bool has_page = false;
   if (!dir.empty()) {
-    if (has_failed(outcome)) record_failure(dir, outcome.exit_code, outcome.report.front().what);
+    if (has_failed(outcome)) {
+      record_failure(dir, outcome.exit_code, outcome.report.front().what);
+    } else if (outcome.exit_code == static_cast<int>(Exit::requeue)) {
+      record_stop(dir);
+    }
     const std::string wrong = write_report_of(dir);
     has_page = wrong.empty();
     if (!has_page) outcome.warnings.push_back(wrong);

@@ -57,8 +57,9 @@ Prompts prompts_of(const ResolvedSpec& resolved, const Tokenizer& tokenizer,
   return prompts;
 }
 
-std::vector<Continuation> continue_prompts(const Prompts& prompts, const Tokenizer& tokenizer,
-                                           Trainer& trainer) {
+std::optional<std::vector<Continuation>> continue_prompts(
+    const Prompts& prompts, const Tokenizer& tokenizer, Trainer& trainer,
+    const std::function<bool(int64_t done)>& go_on) {
   std::vector<std::vector<int32_t>> ids = prompts.ids;
   std::vector<Continuation> all(ids.size());
   std::vector<TokenText> texts;
@@ -66,6 +67,7 @@ std::vector<Continuation> continue_prompts(const Prompts& prompts, const Tokeniz
   const std::optional<int32_t> eod = tokenizer.eod();
   const int64_t room = prompts.room();
   for (int64_t i = 0; i < prompts.tokens; ++i) {
+    if (!go_on(i)) return std::nullopt;
     const auto choose = [&](std::span<const float> logits, size_t text) -> int32_t {
       if (!all[text].ended.empty()) return -1;
       try {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,8 +37,10 @@ struct Continuation {
 
 // What the model writes now, the same on all ranks, which call it together. It changes nothing of
 // the training. With fp32 and but for the order of sums, the text is that of `mtl generate` with
-// the same seed from a checkpoint of the same step.
-std::vector<Continuation> continue_prompts(const Prompts& prompts, const Tokenizer& tokenizer,
-                                           Trainer& trainer);
+// the same seed from a checkpoint of the same step. Nothing, where `go_on` has said no (Trainer's
+// GoOn, of tokens).
+std::optional<std::vector<Continuation>> continue_prompts(
+    const Prompts& prompts, const Tokenizer& tokenizer, Trainer& trainer,
+    const std::function<bool(int64_t done)>& go_on);
 
 }  // namespace mtl

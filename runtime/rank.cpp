@@ -1,6 +1,8 @@
 #include "runtime/rank.h"
 
 #include <cmath>
+#include <iterator>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -9,7 +11,9 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
+#include "runtime/checkpoint/catalog.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/step_dirs.h"
 #include "runtime/comm/clocked.h"
@@ -27,7 +31,6 @@
 #include "runtime/rank_reports.h"
 #include "runtime/rank_saves.h"
 #include "runtime/start_block.h"
-#include "runtime/worker_signals.h"
 
 namespace mtl {
 
@@ -49,6 +52,7 @@ class Rank {
         world_(world),
         progress_fd_(job.progress_fd),
         fence_(job.fence),
+        wishes_(job.wishes),
         made_(device),
         device_(made_.device.get()),
         time_limit_(std::chrono::seconds(spec_.health.max_time), job.began),
@@ -63,7 +67,8 @@ class Rank {
   Exit run() {
     try {
       start();
-      return train();
+      wishes_.something_to_lose(true);
+      return go_on();
     } catch (const Error& error) {
       failed(error);
       throw;
@@ -77,7 +82,8 @@ class Rank {
   using Clock = std::chrono::steady_clock;
 
   void start() {
-    next_step_ = newest_step();
+    resumed_ = newest_state();
+    next_step_ = resumed_.step;
     fs::path checkpoint;
     if (next_step_ == 0) {
       trainer_->initialise();
@@ -98,6 +104,8 @@ class Rank {
                                                      .progress_fd = progress_fd_,
                                                      .steps = plan_.steps,
                                                      .resume_step = next_step_,
+                                                     .evaluates_again = is_left(Unevaluated::all),
+                                                     .generates_again = is_left(),
                                                      .checkpoint = checkpoint,
                                                      .log_every = spec_.log.every,
                                                      .generates = !run_.prompts.texts.empty(),
@@ -105,7 +113,8 @@ class Rank {
     }
     reports_ = std::make_unique<RankReports>(run_, made_, yardstick, *trainer_, *all_ranks_,
                                              reporter_.get(), time_left_);
-    evaluation_ = std::make_unique<RankEvaluation>(run_, *trainer_, reporter_.get(), time_left_);
+    evaluation_ = std::make_unique<RankEvaluation>(run_, wishes_.stop, *trainer_, reporter_.get(),
+                                                   time_left_);
     saves_ = std::make_unique<RankSaves>(run_dir_, fence_, next_step_, run_, *trainer_, *all_ranks_,
                                          reporter_.get(), time_limit_, time_left_);
     if (!reporter_) return;
@@ -117,18 +126,36 @@ class Rank {
                                         .resume_step = next_step_}));
   }
 
-  // Of the checkpoint that all ranks go on from; 0 = there is none. Rank 0 looks: a client of a
-  // network file system may show an older list of the folder to another rank.
-  int64_t newest_step() {
-    double step = 0;
+  // What the checkpoint says that all ranks go on from, and of the evaluation after it.
+  struct Resumed {
+    int64_t step = 0;  // 0 = there is none
+    Unevaluated rest = Unevaluated::nothing;
+    double valid_loss = std::numeric_limits<double>::quiet_NaN();
+  };
+  // Rank 0 looks: a client of a network file system may show an older list of the folder to another
+  // rank.
+  Resumed newest_state() {
+    Resumed said;
     if (world_.rank() == 0) {
       Diagnostics warnings;
       const fs::path newest = newest_checkpoint(run_dir_ / kCheckpoints, warnings);
       warnings.throw_if_errors(Exit::data);
-      if (!newest.empty()) step = CheckpointReader(newest).state().at("step").get<double>();
+      if (!newest.empty()) said = resumed_by(CheckpointReader(newest).state());
     }
-    all_ranks_->broadcast(Tensor(&step, DType::f64, {1}), 0);
-    return static_cast<int64_t>(step);
+    double numbers[] = {static_cast<double>(said.step), static_cast<double>(said.rest),
+                        said.valid_loss};
+    all_ranks_->broadcast(Tensor(numbers, DType::f64, {std::ssize(numbers)}), 0);
+    return {.step = static_cast<int64_t>(numbers[0]),
+            .rest = static_cast<Unevaluated>(numbers[1]),
+            .valid_loss = numbers[2]};
+  }
+  static Resumed resumed_by(const nlohmann::json& state) {
+    Resumed said{.step = state.at("step").get<int64_t>()};
+    const std::string left = state.value(kEvaluationLeft, "");
+    if (left == kNotEvaluated) said.rest = Unevaluated::all;
+    if (left == kNotContinued) said.rest = Unevaluated::texts;
+    said.valid_loss = metric_of(state, "valid_loss").value_or(said.valid_loss);
+    return said;
   }
 
   // On every rank before the first step, which would do it else. With documents that do not see
@@ -148,30 +175,36 @@ class Rank {
     return device_->replays() ? text + ", passes replayed as CUDA graphs" : text;
   }
 
-  Exit train() {
+  Exit go_on() {
     Prefetch samples(*run_.corpus.train, plan_.seq, static_cast<int>(spec_.data.workers),
                      spec_.data.reset_positions_at_eod || spec_.data.reset_attention_at_eod);
     samples.announce(trainer_->sample_ranges(next_step_));
+    if (is_left() && !evaluate_rest()) return stopped();
+    return train(samples);
+  }
+
+  Exit train(Prefetch& samples) {
     const int64_t steps = plan_.steps;
     while (next_step_ < steps) {
       const auto begin = Clock::now();
-      const bool checkpoint_now = signals::take_checkpoint() || save_is_due();
+      const bool checkpoint_now = wishes_.checkpoint() || save_is_due();
       samples.announce(trainer_->sample_ranges(next_step_ + 1));
       time_is_up_ = time_is_up_ || is_last_in_time(checkpoint_now, begin);
-      const StepResult result =
-          guarded_step(samples, {.stop = signals::stop_requested() || time_is_up_,
-                                 .checkpoint = checkpoint_now,
-                                 .saving = saves_->writing()});
+      const StepResult result = guarded_step(samples, {.stop = wishes_.stop() || time_is_up_,
+                                                       .checkpoint = checkpoint_now,
+                                                       .saving = saves_->writing()});
       ++next_step_;
+      has_stepped_ = true;
       loss_ = result.loss;
       saves_->step_done(next_step_, result.requests.saving);
       reports_->step_done(next_step_, result, seconds_since(begin));
       const bool last = next_step_ == steps;
-      const bool stop = result.requests.stop && !last;
-      if (is_due(spec_.train.eval.every, next_step_) || last) evaluate();
+      bool left = is_due(spec_.train.eval.every, next_step_) && !evaluate();
       const bool due = is_due(spec_.checkpoint.every, next_step_) || result.requests.checkpoint;
       // A stop is not to wait for an evaluation that nobody has asked for.
-      if (due && compares_valid_loss() && !evaluation_->is_of(next_step_)) evaluate();
+      const bool compared = last || (due && compares_valid_loss());
+      if (!left && compared && !evaluation_->is_of(next_step_)) left = !evaluate();
+      const bool stop = left || (result.requests.stop && !last);
       if (last || stop) {
         saves_->save_and_wait(here());
       } else if (due) {
@@ -194,17 +227,39 @@ class Rank {
     return std::chrono::duration<double>(Clock::now() - begin).count();
   }
 
-  void evaluate() {
+  // False on all ranks: it was left, since some rank is asked to stop.
+  bool evaluate() {
     const auto begin = Clock::now();
-    evaluation_->run(next_step_);
+    if (!evaluation_->run(next_step_)) return false;
     time_limit_.evaluated(seconds_since(begin));
+    return true;
+  }
+
+  // Whether those who saved what we go on from have left of its evaluation what the settings ask
+  // for.
+  bool is_left() const {
+    const bool compared = is_due(spec_.checkpoint.every, next_step_) && compares_valid_loss();
+    const bool wanted =
+        is_due(spec_.train.eval.every, next_step_) || next_step_ >= plan_.steps || compared;
+    return wanted && resumed_.rest != Unevaluated::nothing;
+  }
+  bool is_left(Unevaluated rest) const { return is_left() && resumed_.rest == rest; }
+
+  // The same, of what is left. The checkpoint becomes what it would have been.
+  bool evaluate_rest() {
+    std::optional<double> valid_loss;
+    if (!std::isnan(resumed_.valid_loss)) valid_loss = resumed_.valid_loss;
+    if (!evaluation_->go_on(next_step_, resumed_.rest, valid_loss)) return false;
+    saves_->evaluated(here());
+    return true;
   }
 
   RankSaves::Here here() const {
-    return {
-        .step = next_step_,
-        .loss = loss_,
-        .valid_loss = evaluation_->is_of(next_step_) ? evaluation_->valid_loss() : std::nullopt};
+    RankSaves::Here here{.step = next_step_, .loss = loss_};
+    if (evaluation_->is_of(next_step_)) here.valid_loss = evaluation_->valid_loss();
+    if (evaluation_->rest() == Unevaluated::all) here.evaluation_left = kNotEvaluated;
+    if (evaluation_->rest() == Unevaluated::texts) here.evaluation_left = kNotContinued;
+    return here;
   }
 
   // For rank 0 to ask for; the others follow.
@@ -245,6 +300,8 @@ class Rank {
   // Peers learn of it before the trainer is taken apart, which may wait for them.
   void failed(const Error& error) {
     world_.leave();
+    // They may have been asked to stop a moment before us, and ended at once.
+    if (is_collateral(error) && !has_stepped_) wishes_.something_to_lose(false);
     // What another rank's failure does to this one is not the reason of the end.
     std::vector<std::string> lines;
     if (!is_collateral(error)) lines.push_back(error.diagnostics().front().what);
@@ -289,6 +346,7 @@ class Rank {
   CommWorld& world_;
   const int progress_fd_;
   const int fence_;
+  const RankWishes& wishes_;
   const MadeDevice& made_;
   Device* const device_;
   TimeLimit time_limit_;
@@ -300,7 +358,9 @@ class Rank {
   std::unique_ptr<RankReports> reports_;
   std::unique_ptr<RankEvaluation> evaluation_;
   std::unique_ptr<RankSaves> saves_;
+  Resumed resumed_;
   int64_t next_step_ = 0;
+  bool has_stepped_ = false;  // these ranks, not those before them
   double loss_ = 0;
   bool time_is_up_ = false;  // known to rank 0
 };

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
 
 #include "common/error.h"
 #include "runtime/comm/communicator.h"
@@ -14,6 +15,15 @@
 #include "runtime/run.h"
 
 namespace mtl {
+
+// What a rank is asked by those who started it (worker_signals.h).
+struct RankWishes {
+  std::function<bool()> stop;        // that it ends
+  std::function<bool()> checkpoint;  // whether since the last call
+  // Told whether an end at once would lose anything: before the first step it would not, and then
+  // `stop` may not come to be asked.
+  std::function<void(bool)> something_to_lose;
+};
 
 // What the ranks of a process have in common.
 struct RankJob {
@@ -23,6 +33,7 @@ struct RankJob {
   int fence = 0;         // check_fence() (run_directory.h)
   // The job, of which other ranks may have run before.
   std::chrono::steady_clock::time_point began;
+  const RankWishes& wishes;
 };
 
 // Returns Exit::done, or Exit::requeue when it stopped early with a complete checkpoint. Throws

@@ -207,9 +207,7 @@ RankMeeting meet_ranks(const RankMeetingOptions& options) {
   for (const auto until = Clock::now() + options.patience;;) {
     meeting.store = try_to_join(options, path, meeting, why);
     if (meeting.store) break;
-    if (Clock::now() > until || (options.give_up && options.give_up())) {
-      nobody_there(options, path, why);
-    }
+    if (Clock::now() > until) nobody_there(options, path, why);
     std::this_thread::sleep_for(kBetweenLooks);
   }
   meeting.word = hear(options, *meeting.store);

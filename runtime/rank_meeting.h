@@ -31,7 +31,6 @@ struct RankMeetingOptions {
   int64_t generation = 0;
   std::string address;                          // MASTER_ADDR, of rank 0's host; "" = not said
   std::chrono::milliseconds patience{300'000};  // for rank 0, and for the others
-  std::function<bool()> give_up = {};           // asked while waiting
   std::function<MeetingWord()> open;            // asked in rank 0 when others can hear of it
 };
 

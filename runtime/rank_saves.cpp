@@ -52,17 +52,20 @@ nlohmann::json RankSaves::state_of_run(const Here& here) {
   for (int i = 0; i < kAxes; ++i) {
     layout[axis_name(static_cast<Axis>(i))] = sizes[static_cast<Axis>(i)];
   }
-  return {{"step", here.step},
-          {"samples", trainer_.first_sample(here.step)},
-          {"tokens", trainer_.first_sample(here.step) * plan.seq},
-          {"optimizer", spec.optimizer.type},
-          {"seed", spec.train.seed},
-          {"mtl", version()},
-          {"time", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
-          {"layout", std::move(layout)},
-          {"metrics", std::move(metrics)},
-          {"model", to_json(plan.model)},
-          {"data", run_.corpus.identity()}};
+  nlohmann::json state = {
+      {"step", here.step},
+      {"samples", trainer_.first_sample(here.step)},
+      {"tokens", trainer_.first_sample(here.step) * plan.seq},
+      {"optimizer", spec.optimizer.type},
+      {"seed", spec.train.seed},
+      {"mtl", version()},
+      {"time", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
+      {"layout", std::move(layout)},
+      {"metrics", std::move(metrics)},
+      {"model", to_json(plan.model)},
+      {"data", run_.corpus.identity()}};
+  if (!here.evaluation_left.empty()) state[kEvaluationLeft] = here.evaluation_left;
+  return state;
 }
 
 void RankSaves::begin(const Here& here) {
@@ -98,6 +101,21 @@ void RankSaves::save_and_wait(const Here& here) {
     throw Error(Exit::environment, *outcome->failure);
   }
   all_ranks_.barrier();  // until the rank that failed has left
+}
+
+void RankSaves::evaluated(const Here& here) {
+  if (all_ranks_.rank() != 0) return;
+  nlohmann::json metrics = nlohmann::json::object();
+  if (here.valid_loss) metrics["valid_loss"] = *here.valid_loss;
+  check_fence(run_dir_, fence_);
+  try {
+    complete_evaluation({checkpoint_path(run_dir_ / kCheckpoints, here.step), fence_}, metrics,
+                        keep_rules(run_.resolved.spec.checkpoint));
+  } catch (const Error& error) {
+    if (error.exit() != Exit::environment) throw;
+    // Ranks that go on from there do it once more.
+    reporter_->warning("checkpoint_untidy", here.step, error.diagnostics().front());
+  }
 }
 
 std::string RankSaves::save_before_divergence(const Here& here) {

@@ -33,7 +33,8 @@ class RankSaves {
   struct Here {
     int64_t step = 0;  // that many are done
     double loss = 0;   // of the last one
-    std::optional<double> valid_loss;
+    std::optional<double> valid_loss = {};
+    std::string evaluation_left = {};  // run_length.h; "" = nothing
   };
 
   // The step of the newest save begun.
@@ -50,6 +51,8 @@ class RankSaves {
   void save(const Here& here);
   // What the run is to end with. A disk gets a second chance, then that is an error.
   void save_and_wait(const Here& here);
+  // The evaluation that the newest checkpoint had left is done.
+  void evaluated(const Here& here);
   // What was there before a step that was not done, as what came of it in words.
   std::string save_before_divergence(const Here& here);
 

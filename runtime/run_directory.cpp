@@ -229,7 +229,7 @@ RunDirectory open_run(const CheckedRun& run, std::optional<bool> arenas_on_host,
       const Consumed consumed = consumed_by(state, run.plan);
       opened.resume_step = consumed.step;
       opened.resume_samples = consumed.samples;
-      opened.complete = is_complete(run, consumed);
+      opened.complete = is_complete(run, consumed) && !state.contains(kEvaluationLeft);
       break;
     }
     if (spec.checkpoint.resume == "must" && opened.checkpoint.empty()) {

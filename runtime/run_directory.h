@@ -20,7 +20,7 @@ struct RunDirectory {
   std::filesystem::path checkpoint;  // to resume from; empty = from the start
   int64_t resume_step = 0;
   int64_t resume_samples = 0;  // consumed by then
-  bool complete = false;       // nothing is left to train
+  bool complete = false;       // nothing is left to train or to evaluate
   std::vector<Diagnostic> warnings;
   Fd lock;  // while it is held, no other launch works in `dir` (run.busy)
 };

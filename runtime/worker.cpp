@@ -54,19 +54,24 @@ Exit run_process(const RankJob& job, const WorkerEnvironment& own, const RankMee
   const std::string token = met.store ? met.token : read_token(own.token_fd);
   std::unique_ptr<Store> joined;
   std::unique_ptr<CommWorld> world;
-  {
-    const signals::WaitForRanks waiting;
-    if (!met.store) joined = join_store(own, token, kJoinPatience);
-    Store& store = met.store ? *met.store : *joined;
-    const WorldOptions options = world_options(own, token);
-    check_alike(
-        store.exchange("device", options.rank, options.size, kind_of(device), options.timeout),
-        options.rank, device);
-    world = device.cuda != nullptr ? device.cuda->make_nccl_world(store, options, *device.device,
-                                                                  (job.run_dir / "crash").string())
-                                   : make_cpu_world(store, options);
-  }
+  if (!met.store) joined = join_store(own, token, kJoinPatience);
+  Store& store = met.store ? *met.store : *joined;
+  const WorldOptions options = world_options(own, token);
+  check_alike(
+      store.exchange("device", options.rank, options.size, kind_of(device), options.timeout),
+      options.rank, device);
+  world = device.cuda != nullptr ? device.cuda->make_nccl_world(store, options, *device.device,
+                                                                (job.run_dir / "crash").string())
+                                 : make_cpu_world(store, options);
   return train_rank(job, device, *world);
+}
+
+RankWishes wishes_by_signals() {
+  return {.stop = signals::stop_requested,
+          .checkpoint = signals::take_checkpoint,
+          .something_to_lose = [](bool anything) {
+            signals::obey(anything ? signals::Obey::when_asked : signals::Obey::at_once);
+          }};
 }
 
 // The process that dies first is the launcher's headline: that belongs to the rank whose failure we
@@ -75,6 +80,13 @@ void let_origin_end_first() {
   for (int i = 0; i < 20 && !signals::stop_requested(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
+}
+
+// May come of a peer that was asked to stop, or failed, before us; also where ranks do not know
+// each other yet.
+bool may_be_collateral(const Error& error) {
+  const std::string& code = error.diagnostics().front().code;
+  return code.starts_with("comm.") || code.starts_with("rendezvous.");
 }
 
 // Machines that share the run, as far as who started the ranks has said: else this one has all.
@@ -111,7 +123,6 @@ Exit run_worker(const WorkerStart& start) {
                       .one_host = environment.nodes == 1,
                       .generation = environment.generation,
                       .address = environment.foreign_address,
-                      .give_up = signals::stop_requested,
                       .open = open_here});
     if (environment.node_address.empty()) environment.node_address = met.own_address;
   } else if (start.open) {
@@ -125,11 +136,13 @@ Exit run_worker(const WorkerStart& start) {
                               .run_dir = run_dir});
   // What is, whatever was asked for: other launchers may start a process per rank all the same.
   run.resolved.spec.launch.spawn = environment.rank_threads > 0 ? "threads" : "processes";
+  const RankWishes wishes = wishes_by_signals();
   const RankJob job{.run_dir = run_dir,
                     .run = run,
                     .progress_fd = environment.progress_fd,
                     .fence = environment.fence,
-                    .began = began};
+                    .began = began,
+                    .wishes = wishes};
   if (environment.rank_threads > 0) return run_threads(job, environment.world);
   // What mtl launch would do in the end.
   const auto write_report_here = [&] {
@@ -140,7 +153,7 @@ Exit run_worker(const WorkerStart& start) {
     write_report_here();
     return exit;
   } catch (const Error& error) {
-    if (is_collateral(error)) let_origin_end_first();
+    if (may_be_collateral(error)) let_origin_end_first();
     write_report_here();
     throw;
   }

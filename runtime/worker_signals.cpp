@@ -16,9 +16,9 @@ namespace {
 
 std::atomic<bool> stop{false};
 std::atomic<bool> checkpoint{false};
-std::atomic<bool> waiting_for_ranks{false};
+std::atomic<bool> at_once{true};
 
-[[noreturn]] void stop_before_first_step() {
+[[noreturn]] void end_here() {
   std::_Exit(static_cast<int>(Exit::requeue));
 }
 
@@ -43,7 +43,7 @@ void receive() {
         continue;
       }
       stop = true;
-      if (waiting_for_ranks) stop_before_first_step();
+      if (at_once) end_here();
       if (signal == SIGUSR2 || info.si_pid == getppid()) continue;
       if (std::exchange(asked, true)) {
         ::signal(signal, SIG_DFL);
@@ -54,20 +54,17 @@ void receive() {
   }).detach();
 }
 
+void obey(Obey how) {
+  at_once = how == Obey::at_once;
+  if (at_once && stop) end_here();
+}
+
 bool stop_requested() {
   return stop;
 }
 
 bool take_checkpoint() {
   return checkpoint.exchange(false);
-}
-
-WaitForRanks::WaitForRanks() {
-  waiting_for_ranks = true;
-  if (stop) stop_before_first_step();
-}
-WaitForRanks::~WaitForRanks() {
-  waiting_for_ranks = false;
 }
 
 }  // namespace mtl::signals

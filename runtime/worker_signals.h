@@ -8,21 +8,18 @@
 
 namespace mtl::signals {
 
-// Once, before any other thread is made: they inherit what is blocked.
+// How a stop is obeyed. at_once: the process ends (Exit::requeue). Before the first step there is
+// nothing to save, and what takes long then (data, a checkpoint that is read, ranks that wait for
+// one that has died) is nothing that would ask. when_asked: by who calls stop_requested().
+enum class Obey { at_once, when_asked };
+
+// Once, before any other thread is made: they inherit what is blocked. Obeys at once.
 void receive();
+// From now on, and a stop that has been requested already.
+void obey(Obey how);
 
 bool stop_requested();
 // Whether a checkpoint has been asked for since the last call.
 bool take_checkpoint();
-
-// While it exists, who is asked to stop ends at once (Exit::requeue): ranks wait for each other,
-// perhaps for one that has died, and before the first step there is nothing to save.
-class WaitForRanks {
- public:
-  WaitForRanks();
-  ~WaitForRanks();
-  WaitForRanks(const WaitForRanks&) = delete;
-  WaitForRanks& operator=(const WaitForRanks&) = delete;
-};
 
 }  // namespace mtl::signals

@@ -44,6 +44,13 @@ int64_t bytes_below(const fs::path& dir) {
   return bytes;
 }
 
+std::string linked(const fs::path& run_dir, const char* name) {
+  std::error_code error;
+  return fs::read_symlink(run_dir / name, error).filename().string();
+}
+
+}  // namespace
+
 std::optional<double> metric_of(const nlohmann::json& state, const std::string& name) {
   if (!state.is_object()) return std::nullopt;
   const auto metrics = state.find("metrics");
@@ -52,13 +59,6 @@ std::optional<double> metric_of(const nlohmann::json& state, const std::string& 
   if (found == metrics->end() || !found->is_number()) return std::nullopt;
   return found->get<double>();
 }
-
-std::string linked(const fs::path& run_dir, const char* name) {
-  std::error_code error;
-  return fs::read_symlink(run_dir / name, error).filename().string();
-}
-
-}  // namespace
 
 std::vector<CheckpointEntry> list_run(const fs::path& run_dir, const KeepRules& keep) {
   const std::string latest = linked(run_dir, "latest");
@@ -81,6 +81,7 @@ std::vector<CheckpointEntry> list_run(const fs::path& run_dir, const KeepRules& 
       try {
         Manifest manifest = parse_manifest(check.manifest, dir.path / kManifestName);
         entry.state = std::move(manifest.state);
+        add_evaluation(dir.path, entry.state);
         entry.version = manifest.version;
         entry.status = "committed";
       } catch (const Error& error) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,9 @@ struct CheckpointEntry {
 // Newest first. Throws Error (Exit::data) ckpt.unreadable.
 std::vector<CheckpointEntry> list_run(const std::filesystem::path& run_dir, const KeepRules& keep);
 nlohmann::json to_json(const CheckpointEntry& entry);
+
+// A number under "metrics" in a checkpoint's state.
+std::optional<double> metric_of(const nlohmann::json& state, const std::string& name);
 
 // What the rules do not keep, newest first; `dry_run`: nothing is deleted. The newest stays in any
 // case, and so does what is not committed. Throws Error (Exit::environment) ckpt.write.

@@ -104,6 +104,21 @@ std::vector<Diagnostic> commit_checkpoint(const CheckpointAttempt& attempt,
                                           const std::vector<ChunkRecord>& chunks,
                                           const nlohmann::json& state, const KeepRules& keep,
                                           const std::vector<ExtraFile>& extras = {});
+// In a checkpoint's state: what is still to be done of the evaluation after its step, which was
+// left because somebody asked for a stop. kNotEvaluated: all of it; kNotContinued: the texts behind
+// it.
+inline constexpr const char* kEvaluationLeft = "evaluation_left";
+inline constexpr const char* kNotEvaluated = "all";
+inline constexpr const char* kNotContinued = "texts";
+// One rank, when that is done: from then on the state that is read does not have it, and has
+// `metrics` beside its own; `best` follows. What was committed stays as it is: a file beside it
+// says so. Fenced as a commit is. Throws Error (Exit::environment) ckpt.write.
+void complete_evaluation(const CheckpointAttempt& attempt, const nlohmann::json& metrics,
+                         const KeepRules& keep);
+// What that file says of the checkpoint in `dir`, added to the state of its manifest. One that
+// cannot be read says nothing: the evaluation is done again.
+void add_evaluation(const std::filesystem::path& dir, nlohmann::json& state);
+
 // One rank, once nobody writes into the attempt's folder any more: deletes what is in it. What
 // cannot be deleted is left to the next attempt.
 void abandon_checkpoint(const CheckpointAttempt& attempt);

@@ -306,6 +306,28 @@ std::vector<Diagnostic> commit_checkpoint(const CheckpointAttempt& attempt,
   return warnings;
 }
 
+void complete_evaluation(const CheckpointAttempt& attempt, const nlohmann::json& metrics,
+                         const KeepRules& keep) {
+  const fs::path dir = normal(attempt.dir);
+  const fs::path folder = attempt_path(attempt);
+  as_write_error(dir / kEvaluatedName, [&] {
+    try {
+      fs::create_directory(folder);
+      write_file_atomic(folder / kEvaluatedName,
+                        nlohmann::json{{"metrics", metrics}}.dump() + "\n");
+      fs::rename(folder / kEvaluatedName, dir / kEvaluatedName);
+      sync_directory(dir);
+      if (keep.best > 0) {
+        const auto best = best_step(keep, saved_steps(dir.parent_path(), keep));
+        if (best) point_link(attempt, kBest, checkpoint_path(dir.parent_path(), *best));
+      }
+      fs::remove_all(folder);
+    } catch (const fs::filesystem_error& error) {
+      fail_write(dir / kEvaluatedName, error.code().message());
+    }
+  });
+}
+
 void abandon_checkpoint(const CheckpointAttempt& attempt) {
   std::error_code ignored;
   fs::remove_all(attempt_path(attempt), ignored);
@@ -320,7 +342,8 @@ std::vector<SavedStep> saved_steps(const fs::path& checkpoints_dir, const KeepRu
     saved.push_back({.step = dir.name.step});
     if (keep.best <= 0) continue;  // reading all of a manifest takes a while
     try {
-      const Manifest manifest = parse_manifest(check.manifest, dir.path / kManifestName);
+      Manifest manifest = parse_manifest(check.manifest, dir.path / kManifestName);
+      add_evaluation(dir.path, manifest.state);
       const nlohmann::json metrics = manifest.state.value("metrics", nlohmann::json::object());
       const auto found = metrics.find(keep.metric);
       if (found != metrics.end() && found->is_number()) saved.back().metric = found->get<double>();

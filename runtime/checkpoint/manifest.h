@@ -60,6 +60,7 @@ struct CommitCheck {
 CommitCheck check_commit(const std::filesystem::path& dir);
 
 constexpr const char* kManifestName = "manifest.json";
+constexpr const char* kEvaluatedName = "evaluated.json";  // complete_evaluation()
 constexpr const char* kMarkerName = "COMMITTED";
 
 }  // namespace mtl

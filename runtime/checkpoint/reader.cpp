@@ -204,6 +204,7 @@ CheckpointReader::CheckpointReader(const std::filesystem::path& dir) : dir_(dir)
   }
   Manifest manifest = parse_manifest(check.manifest, dir / kManifestName);
   state_ = std::move(manifest.state);
+  add_evaluation(dir, state_);
   chunks_ = std::move(manifest.chunks);
   files_ = std::make_unique<Files>();
   files_->dir = dir;

@@ -229,6 +229,17 @@ void Trainer::agree(int64_t step, Requests requests) {
                             .all_requests = all.slice(StepSums::kAllRequests, kRequests)});
 }
 
+Requests Trainer::requests_of_all(Requests own) {
+  device_.synchronize();  // else the host would ask of now what the device comes to much later
+  double host[kRequests] = {};
+  put(own, host);
+  const Tensor numbers(host, DType::f64, {kRequests});
+  for (const Link link : {Link::loss, Link::norm}) {
+    if (groups_[link].size() > 1) groups_[link].all_reduce(numbers);
+  }
+  return take(host);
+}
+
 // The counts are whole numbers: their sum is the same in every layout, and so are the biases.
 void Trainer::balance_experts() {
   const Tensor counts = arena_.find_tensor(kExpertCounts);

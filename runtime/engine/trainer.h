@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -100,9 +101,17 @@ class Trainer {
   // Forward and backward of the same, without the update: the gradients stay for the reader
   // (tests).
   StepResult gradients(int64_t step, const Samples& samples);
-  // Of the tokens that count in the first `wanted` samples (0 = all, which must end).
-  LossSum losses(const Samples& samples, int64_t wanted);
-  double evaluate(const Samples& samples, int64_t wanted) { return losses(samples, wanted).mean(); }
+  // The same of ranks that are between two steps, or within what can be left. Waits for the device.
+  Requests requests_of_all(Requests own);
+  // Asked on all ranks together, which all say the same, before each part of what can be left, with
+  // what is done so far; the parts take no longer than a step does, or about as long.
+  using GoOn = std::function<bool(int64_t done)>;
+  // Of the tokens that count in the first `wanted` samples (0 = all, which must end). `go_on`: of
+  // samples; nothing, where it has said no.
+  std::optional<LossSum> losses(const Samples& samples, int64_t wanted, const GoOn& go_on = {});
+  double evaluate(const Samples& samples, int64_t wanted) {
+    return losses(samples, wanted)->mean();
+  }
   // What chooses the token that follows a text, of the scores of the whole vocabulary; -1 = none.
   // It is called on some ranks and not on others.
   using Choose = std::function<int32_t(std::span<const float> logits, size_t text)>;
@@ -168,6 +177,10 @@ class Trainer {
     std::function<void(const Chunk&, const Pass&, int64_t first)> behind_head = {};
   };
   void forward_only(const ForwardOnly& work, Pass pass);
+  // What a replica evaluates before the next chunk has its turn, and before all ranks agree to go
+  // on.
+  int64_t sequences_in_turn() const;
+  int64_t sequences_in_part() const;
   // The weights are there, or come as passes without a step read them.
   void weights_for_reading();
   // What a chunk's head scores behind a row of its pass, over the whole vocabulary.

@@ -83,7 +83,8 @@ class ProgressPipe {
 struct Reporter::State {
   explicit State(ReporterOptions given)
       : options(std::move(given)),
-        metrics((drop_steps_after(options.run_dir / "metrics.jsonl", options.resume_step),
+        metrics((drop_steps_after(options.run_dir / "metrics.jsonl", options.resume_step,
+                                  options.evaluates_again ? "valid_loss" : ""),
                  options.run_dir / "metrics.jsonl")),
         events(options.run_dir / "events.jsonl"),
         pipe(options.progress_fd),
@@ -91,7 +92,8 @@ struct Reporter::State {
         checkpoint_step(options.resume_step) {
     options.log_every = std::max<int64_t>(options.log_every, 1);
     if (options.progress_fd < 0) view.emplace(ViewOptions{});
-    drop_steps_after(options.run_dir / kGenerated, options.resume_step);
+    drop_steps_after(options.run_dir / kGenerated, options.resume_step,
+                     options.generates_again ? "prompt" : "");
     if (options.generates) generated.emplace(options.run_dir / kGenerated);
     if (options.tensorboard) open_board();
   }
@@ -353,22 +355,32 @@ void record_start(const std::filesystem::path& run_dir) {
   replace_file(run_dir / kStatus, json_line(status) + '\n');
 }
 
-void record_failure(const std::filesystem::path& run_dir, int exit_code,
-                    const std::string& reason) {
+namespace {
+
+void record_end(const std::filesystem::path& run_dir, const char* state, const Json& more) {
   Json status = status_in(run_dir);
   const std::string time = utc_now();
   status["schema"] = "mtl.status/1";
-  status["state"] = "failed";
+  status["state"] = state;
   status["time"] = time;
-  status["exit_code"] = exit_code;
-  status["reason"] = reason;
+  status.update(more);
   replace_file(run_dir / kStatus, json_line(status) + '\n');
-  Json event;
-  event["time"] = time;
-  event["event"] = "failed";
-  event["exit_code"] = exit_code;
-  event["reason"] = reason;
+  Json event = {{"time", time}, {"event", state}};
+  event.update(more);
   LineFile(run_dir / "events.jsonl").append(json_line(event));
+}
+
+}  // namespace
+
+void record_failure(const std::filesystem::path& run_dir, int exit_code,
+                    const std::string& reason) {
+  record_end(run_dir, "failed", {{"exit_code", exit_code}, {"reason", reason}});
+}
+
+void record_stop(const std::filesystem::path& run_dir) {
+  const Json status = status_in(run_dir);
+  if (status.value("state", "") != "running") return;
+  record_end(run_dir, "stopped", {{"step", status.value("step", Json(0))}});
 }
 
 }  // namespace mtl

@@ -86,10 +86,13 @@ struct GeneratedReport {
 
 struct ReporterOptions {
   std::filesystem::path run_dir;
-  int progress_fd = -1;                   // -1 = print plain lines to stderr
-  int64_t steps = 0;                      // of the whole run
-  int64_t resume_step = 0;                // lines of later steps are dropped of metrics.jsonl and
-                                          // generated.jsonl: they will be written again
+  int progress_fd = -1;     // -1 = print plain lines to stderr
+  int64_t steps = 0;        // of the whole run
+  int64_t resume_step = 0;  // lines of later steps are dropped of metrics.jsonl and
+                            // generated.jsonl: they will be written again
+  // So are the losses and texts of that step itself, where its evaluation is still to be done:
+  // ranks since then may have done it, and ended before a checkpoint said so.
+  bool evaluates_again = false, generates_again = false;
   std::filesystem::path checkpoint = {};  // of that step
   int64_t log_every = 10;
   bool generates = false;    // there will be a generated.jsonl
@@ -139,6 +142,9 @@ void record_start(const std::filesystem::path& run_dir);
 // For whoever watched the workers die: events.jsonl gets "failed" with `reason`, and status.json no
 // longer says that the run is running.
 void record_failure(const std::filesystem::path& run_dir, int exit_code, const std::string& reason);
+// The same of workers that ended on request and have not said so: before their first step they end
+// at once (worker_signals.h).
+void record_stop(const std::filesystem::path& run_dir);
 
 struct ViewOptions {
   std::FILE* out = stderr;

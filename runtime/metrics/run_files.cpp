@@ -22,11 +22,13 @@ bool ends_inside_line(int fd) {
   return pread(fd, &last, 1, info.st_size - 1) == 1 && last != '\n';
 }
 
-bool keep_line(std::string_view line, int64_t step) {
+bool keep_line(std::string_view line, int64_t step, const std::string& key) {
   const auto json = nlohmann::json::parse(line, nullptr, false);
   if (!json.is_object()) return false;
   const auto found = json.find("step");
-  return found != json.end() && found->is_number_integer() && found->get<int64_t>() <= step;
+  if (found == json.end() || !found->is_number_integer()) return false;
+  const auto of = found->get<int64_t>();
+  return of < step || (of == step && (key.empty() || !json.contains(key)));
 }
 
 }  // namespace
@@ -66,7 +68,7 @@ int LineFile::append(const std::string& line) {
   return error;
 }
 
-void drop_steps_after(const std::filesystem::path& path, int64_t step) {
+void drop_steps_after(const std::filesystem::path& path, int64_t step, const std::string& key) {
   if (!std::filesystem::is_regular_file(path)) return;
   const std::string text = read_file(path);
   std::string kept;
@@ -74,7 +76,7 @@ void drop_steps_after(const std::filesystem::path& path, int64_t step) {
   while (!rest.empty()) {
     const size_t end = rest.find('\n');
     const std::string_view line = rest.substr(0, end);
-    if (keep_line(line, step)) kept.append(line).push_back('\n');
+    if (keep_line(line, step, key)) kept.append(line).push_back('\n');
     rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
   }
   if (kept != text) write_file_atomic(path, kept);

@@ -30,10 +30,10 @@ class LineFile {
 // errno.
 size_t write_some(int fd, std::string_view text, int& error);
 
-// Drops from a metrics.jsonl the lines of steps after `step`, and lines that are not JSON objects
-// with a step; replaces the file atomically, and only if something has to go. A missing file is
-// fine.
-void drop_steps_after(const std::filesystem::path& path, int64_t step);
+// Drops from a metrics.jsonl the lines of steps after `step`, those of `step` itself that have
+// `key`, if one is given, and lines that are not JSON objects with a step; replaces the file
+// atomically, and only if something has to go. A missing file is fine.
+void drop_steps_after(const std::filesystem::path& path, int64_t step, const std::string& key = {});
 
 // Replaces the file by way of a temporary one beside it, for readers, not for power failures: no
 // fsync, since this happens every second of a run. Returns 0 or an errno.

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string>
 #include <unistd.h>
+#include <vector>
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
@@ -39,6 +40,58 @@ TEST_CASE("TERM stops with a complete checkpoint and code 75, and the same comma
   CAPTURE(more.err);
   CHECK(more.code == 0);
   CHECK(json::parse(file_text(run_of(shell) / "status.json"))["step"] == step + 3);
+}
+
+TEST_CASE("TERM within an evaluation leaves it, and the same command does it") {
+  Shell shell;
+  write_recipe(shell, 7);
+  // More than any machine evaluates before a signal comes.
+  std::string text;
+  for (int i = 0; i < 400'000; ++i) text += "lazy dogs jump " + std::to_string(i % 7) + "\n";
+  shell.write("valid.txt", text);
+  const auto command = [](const std::string& dir, const std::string& batches) {
+    return std::vector<std::string>{"launch",
+                                    "--num_processes",
+                                    "2",
+                                    "train.yaml",
+                                    "data.valid=valid.txt",
+                                    "log.every=1",
+                                    "parallel.tp=2",
+                                    "run.dir=" + dir,
+                                    "train.eval.every=5",
+                                    "train.eval.iters=" + batches};
+  };
+  std::vector<std::string> endless = command("runs", "0");
+  endless.insert(endless.begin(), MTL_PROGRAM);
+  const pid_t pid = shell.start(endless);
+  wait_for_text(shell, "step=5 ");
+  kill(pid, SIGTERM);
+  const Outcome stopped = shell.finish(pid);
+  CAPTURE(stopped.err);
+  REQUIRE(stopped.code == 75);
+  CHECK(has(stopped.err, "[eval.left] evaluation after step 5 left behind "));
+  CHECK(has(stopped.err, "stopped on request after step 5"));
+  CHECK(has(stopped.err, "the same command goes on"));
+  CHECK_FALSE(has(file_text(run_of(shell) / "metrics.jsonl"), "valid_loss"));
+  CHECK(status_of(run_of(shell))["checkpoint_step"] == 5);
+  // The rest of it, and with fewer batches, as if nobody had asked.
+  const Outcome more = shell.mtl(command("runs", "2"));
+  CAPTURE(more.err);
+  REQUIRE(more.code == 0);
+  REQUIRE(shell.mtl(command("whole", "2")).code == 0);
+  const auto valid_losses = [&](const std::string& dir) {
+    std::vector<std::string> losses;
+    for (const auto& entry : fs::directory_iterator(shell.dir() / dir / "tiny")) {
+      if (!entry.is_directory() || entry.is_symlink()) continue;
+      for (const json& line : metrics_of(entry.path())) {
+        if (line.contains("valid_loss")) losses.push_back(line["valid_loss"].dump());
+      }
+    }
+    return losses;
+  };
+  CHECK(valid_losses("whole").size() == 2);
+  CHECK(valid_losses("runs") == valid_losses("whole"));
+  CHECK(losses_below(shell.dir() / "runs/tiny") == losses_below(shell.dir() / "whole/tiny"));
 }
 
 namespace {
