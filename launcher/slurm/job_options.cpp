@@ -335,7 +335,8 @@ long slurm_warning_s(const LaunchRequest& request) {
     const auto found = request.slurm.find(name);
     return found == request.slurm.end() || found->second.empty() ? "" : found->second.back();
   };
-  if (const std::string given = last("signal_s"); !given.empty()) return to_number<int>(given).value_or(kSignal);
+  if (const std::string given = last("signal_s"); !given.empty())
+    return to_number<int>(given).value_or(kSignal);
   // SLURM looks once a minute, so it may come so much earlier. A short job still has a beginning.
   const long limit = slurm_seconds(last("time")).value_or(-1);  // -1 = there is none to speak of
   if (limit < 0 || limit >= 4 * kSignal) return kSignal;

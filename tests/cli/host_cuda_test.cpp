@@ -157,7 +157,7 @@ TEST_CASE("what a GPU does not give, or a GPU that fails, ends a run with the re
 
   // Of several ranks the transport asks for it, and what follows from that is the same.
   outcome = launch_on(shell, 2, on_gpus(2, {{"MTL_HOST_CUDA_MEMORY_MB", "150"}}),
-                   {"model.hidden=512", "model.layers=12", "parallel.dp=2"});
+                      {"model.hidden=512", "model.layers=12", "parallel.dp=2"});
   CAPTURE(outcome.err);
   CHECK(outcome.code == 5);
   CHECK(has(outcome.err, "error[device.out_of_memory]: NVIDIA H200 gives no "));
