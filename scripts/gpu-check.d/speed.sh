@@ -87,6 +87,7 @@ stage_attention() {
 # has what has been measured, also where time has ended that.
 stage_products() {
   need_gpu
+  take_settings
   need "$from/bench/products_gpu"
   need "$from/bench/train_gpu"
   local choices=$records/products.choices file name failed=
