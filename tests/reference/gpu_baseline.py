@@ -44,6 +44,9 @@ from gpu_baseline_models import SHAPES, Shape
 
 BEGIN = time.monotonic()  # reading PyTorch in counts too
 SPEED_BAR, MEMORY_BAR, PLAN_BAR = 1.25, 0.9, 0.03
+# Of the time that is left at most, so that one that hangs leaves the others theirs: the limits of
+# the machine, and the first row that is compiled.
+LIMITS_SHARE, FIRST_SHARE = 0.25, 0.6
 
 
 def gib(count):
@@ -195,15 +198,17 @@ class Processes:
     def await_child(child, limit_s):
         """Its status, or None if it took longer. One that not even SIGKILL ends is left."""
         status, until = None, time.monotonic() + limit_s
-        while status is None and time.monotonic() < until:
-            done, code = os.waitpid(child, os.WNOHANG)
-            status = code if done else None
-            if status is None:
-                time.sleep(0.05)
         try:
-            os.killpg(child, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+            while status is None and time.monotonic() < until:
+                done, code = os.waitpid(child, os.WNOHANG)
+                status = code if done else None
+                if status is None:
+                    time.sleep(0.05)
+        finally:  # behind a Ctrl-C as well, which it does not hear in a group of its own
+            try:
+                os.killpg(child, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
         if status is None:
             time.sleep(0.5)
             os.waitpid(child, os.WNOHANG)
@@ -229,8 +234,7 @@ class Baseline:
         compiled, choose, why = not self.why_eager, True, ""
         while True:
             left = self.processes.left()
-            # The first that is compiled leaves the others their time, should it hang.
-            limit = left if self.proven or not compiled else 0.6 * left
+            limit = left if self.proven or not compiled else FIRST_SHARE * left
             found = self.processes.run(limit, what="train", name=name, shape=asdict(shape),
                                        device=self.device, compiled=compiled,
                                        accelerate=accelerate, choose=choose)
@@ -266,7 +270,7 @@ class Baseline:
 def measure(args, torch, names, shapes, ours, peak):
     """Prints every row; returns them, and the lines that say what is missed."""
     processes = Processes(torch, args.seconds)
-    found = processes.run(what="limits", device=args.device)
+    found = processes.run(LIMITS_SHARE * processes.left(), what="limits", device=args.device)
     if found.get("error") == "PyTorch sees no GPU":
         raise SystemExit(found["error"])
     print(f"PyTorch {torch.__version__} on {found.get('name', args.device)}")

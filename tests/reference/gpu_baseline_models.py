@@ -40,7 +40,6 @@ SHAPES = {
     "llama-8b": Shape(True, 128256, 8, 4096, 32, 8, 14336, 2, 8192, 4, 3),
     "llama-8b-2k": Shape(True, 128256, 8, 4096, 32, 8, 14336, 8, 2048, 4, 3),
 }
-WARM_UP = 2
 
 
 def parameters_of(s):
