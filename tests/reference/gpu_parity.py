@@ -237,7 +237,7 @@ def offload_holds(mtl, name, shape):
 def compare_layouts(mtl):
     # Two updates, of recorded passes too, and one checkpoint at the end. Ranks that share a GPU wait
     # for its time slices: an operation of NCCL takes 4 ms with two of them and 13 to 17 with three
-    # (seen with NCCL 2.29 over sockets), and a step of "tp 2" has 220.
+    # (published of NCCL 2.29 over sockets), and a step of "tp 2" has 220.
     steps = 3
     good, alone = True, []
     for name, shape in SMALL.items():

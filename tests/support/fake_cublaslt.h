@@ -23,7 +23,7 @@ struct FakeCublasLt {
   std::vector<LtCall> calls;
   int queries = 0;      // of its heuristics
   int descriptors = 0;  // that there are
-  // Whether its heuristics may be asked now. Those of cuBLASLt 13.3 have been seen to fail in a
+  // Whether its heuristics may be asked now. Those of cuBLASLt 13.3 are reported to fail in a
   // thread that records a graph ("Could not obtain green context information").
   std::function<bool()> may_ask = [] { return true; };
   // How many algorithms there are for a product, and whether one of them does for other sizes.
