@@ -34,7 +34,7 @@ class RankSaves {
     int64_t step = 0;  // that many are done
     double loss = 0;   // of the last one
     std::optional<double> valid_loss = {};
-    std::string evaluation_left = {};  // run_length.h; "" = nothing
+    std::string evaluation_left = {};  // kNotEvaluated or kNotContinued; "" = nothing
   };
 
   // The step of the newest save begun.
