@@ -236,11 +236,10 @@ class Rank {
   }
 
   // Whether those who saved what we go on from have left of its evaluation what the settings ask
-  // for.
+  // for. For comparison too, whatever made the checkpoint due.
   bool is_left() const {
-    const bool compared = is_due(spec_.checkpoint.every, next_step_) && compares_valid_loss();
-    const bool wanted =
-        is_due(spec_.train.eval.every, next_step_) || next_step_ >= plan_.steps || compared;
+    const bool wanted = is_due(spec_.train.eval.every, next_step_) || next_step_ >= plan_.steps ||
+                        compares_valid_loss();
     return wanted && resumed_.rest != Unevaluated::nothing;
   }
   bool is_left(Unevaluated rest) const { return is_left() && resumed_.rest == rest; }

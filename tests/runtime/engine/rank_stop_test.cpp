@@ -63,6 +63,8 @@ class TinyRun {
   }
 
   void set(const std::string& setting) { settings_.push_back(setting); }
+  // Asks for a checkpoint after that many steps of a start; 0: never.
+  void ask_for_checkpoint(int after) { checkpoint_after_ = after; }
 
   // Starts the ranks. The last one alone is asked to stop, from its `stop_at`th look on; 0: never.
   Exit start(int stop_at) {
@@ -79,9 +81,9 @@ class TinyRun {
     run_rank_threads(way_.world, [&](CommWorld& world) {
       const MadeDevice device{.device = make_cpu_device(1), .why = ""};
       const bool asked = stop_at > 0 && world.rank() == way_.world - 1;
-      int looks = 0;
+      int looks = 0, steps = 0;
       const RankWishes wishes = {.stop = [&] { return ++looks >= stop_at && asked; },
-                                 .checkpoint = [] { return false; },
+                                 .checkpoint = [&] { return ++steps == checkpoint_after_; },
                                  .something_to_lose = [](bool) {}};
       const RankJob job{.run_dir = dir_,
                         .run = run,
@@ -139,6 +141,7 @@ class TinyRun {
   TempDir folder_;
   const Way way_;
   std::vector<std::string> settings_;
+  int checkpoint_after_ = 0;
   fs::path dir_;
   bool complete_ = false;
   int looks_ = 0;
@@ -225,6 +228,18 @@ TEST_CASE("what was evaluated when all was killed is not told twice") {
   const fs::path metrics = run.dir() / "metrics.jsonl", texts = run.dir() / "generated.jsonl";
   write_file_atomic(metrics, file_text(metrics) + "{\"step\":2,\"valid_loss\":1.5}\n");
   write_file_atomic(texts, file_text(texts) + "{\"step\":2,\"prompt\":\"la\",\"text\":\"x\"}\n");
+  CHECK(run.start(0) == Exit::done);
+  check_equal(run, whole);
+}
+
+TEST_CASE("a checkpoint that was asked for gets the evaluation that it is compared by") {
+  // As one by checkpoint.every_time: no step is due for it.
+  const Way way{"one rank", 1, {"train.eval.every=100", "checkpoint.every=100"}};
+  TinyRun whole(way), run(way);
+  for (TinyRun* one : {&whole, &run}) one->ask_for_checkpoint(2);
+  REQUIRE(whole.start(0) == Exit::done);
+  CHECK(run.start(4) == Exit::requeue);  // two steps, and one part
+  CHECK(run.events("evaluation_left").size() == 1);
   CHECK(run.start(0) == Exit::done);
   check_equal(run, whole);
 }
