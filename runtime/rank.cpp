@@ -246,9 +246,11 @@ class Rank {
 
   // The same, of what is left. The checkpoint becomes what it would have been.
   bool evaluate_rest() {
+    const auto begin = Clock::now();
     std::optional<double> valid_loss;
     if (!std::isnan(resumed_.valid_loss)) valid_loss = resumed_.valid_loss;
     if (!evaluation_->go_on(next_step_, resumed_.rest, valid_loss)) return false;
+    time_limit_.evaluated(seconds_since(begin));
     saves_->evaluated(here());
     return true;
   }

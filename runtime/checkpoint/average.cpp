@@ -116,6 +116,7 @@ void average_checkpoints(const std::vector<std::filesystem::path>& checkpoints,
   for (const std::filesystem::path& path : checkpoints) of.push_back(path.filename().string());
   state["average_of"] = std::move(of);
   state.erase("metrics");
+  state.erase(kEvaluationLeft);
   // Of an optimizer that is not there.
   state.erase("engine");
   std::vector<ExtraFile> extras;

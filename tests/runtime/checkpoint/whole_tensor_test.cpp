@@ -60,14 +60,17 @@ TEST_CASE("whole tensors: any range of elements, whatever layout wrote them") {
 }
 
 // A checkpoint of one f32 tensor.
-void write_one(const fs::path& dir, std::vector<float> values, int64_t step) {
+void write_one(const fs::path& dir, std::vector<float> values, int64_t step,
+               const nlohmann::json& more = nlohmann::json::object()) {
   CheckpointTensor tensor;
   tensor.name = "w";
   tensor.shape = tensor.local_shape = {static_cast<int64_t>(values.size())};
   tensor.rects = {{{0}, {0}, tensor.shape}};
   tensor.data = values.data();
   tensor.count = tensor.shape[0];
-  write_new_checkpoint(dir, {{"step", step}}, {}, {{tensor}});
+  nlohmann::json state = {{"step", step}};
+  state.update(more);
+  write_new_checkpoint(dir, state, {}, {{tensor}});
 }
 
 TEST_CASE("compare: differences are counted and measured, and a NaN is never small") {
@@ -95,7 +98,8 @@ TEST_CASE("average: summed in double precision, written whole or not at all") {
   TempDir dir;
   write_one(dir.path() / "a", {1, 16777216, 0.1F}, 1);
   write_one(dir.path() / "b", {2, 1, 0.2F}, 2);
-  write_one(dir.path() / "c", {6, 1, 0.3F}, 3);
+  write_one(dir.path() / "c", {6, 1, 0.3F}, 3,
+            {{"metrics", {{"loss", 2}}}, {kEvaluationLeft, kNotEvaluated}});
   write_one(dir.path() / "other", {6, 1}, 3);
   const std::vector<fs::path> three = {dir.path() / "a", dir.path() / "b", dir.path() / "c"};
   average_checkpoints(three, dir.path() / "mean");
@@ -105,6 +109,9 @@ TEST_CASE("average: summed in double precision, written whole or not at all") {
   CHECK(mean[0] == 3);
   CHECK(mean[1] == static_cast<float>(16777218.0 / 3));  // in f32 the two ones would be lost
   CHECK(reader.state().at("average_of").size() == 3);
+  for (const char* of_one : {"metrics", kEvaluationLeft}) {
+    CHECK_FALSE(reader.state().contains(of_one));
+  }
   try {
     average_checkpoints({dir.path() / "a", dir.path() / "other"}, dir.path() / "x");
     FAIL("averaged two models");
