@@ -50,7 +50,7 @@ class TinyRun {
     write_file_atomic(folder_.path() / "dog.txt", text.substr(200, 300));
     write_file_atomic(folder_.path() / "train.yaml",
                       "model:\n  layers: 2\n  hidden: 16\n  heads: 2\n"
-                      "train:\n  micro_batch: 1\n  global_batch: 4\n  seq_len: 16\n  steps: 3\n"
+                      "train:\n  micro_batch: 1\n  global_batch: 2\n  seq_len: 16\n  steps: 3\n"
                       "  eval:\n    every: 2\n    iters: 2\n"
                       "    generate:\n      prompts: [\"la\", \"d\"]\n      tokens: 2\n"
                       "data:\n  tokenizer:\n    type: chars\n"
@@ -157,7 +157,7 @@ void check_equal(const TinyRun& run, const TinyRun& whole) {
 std::vector<Way> ways() {
   return {{"one rank", 1, {}},
           {"tp 2", 2, {"parallel.tp=2"}},
-          {"pp 2", 2, {"parallel.pp=2", "train.eval.iters=4"}},  // it takes more at once
+          {"pp 2", 2, {"parallel.pp=2", "train.eval.iters=8"}},  // it takes more at once
           {"dp 2", 2, {"parallel.zero=1"}},
           {"ZeRO-3", 2, {"parallel.zero=3"}}};
 }
@@ -199,7 +199,7 @@ TEST_CASE("an evaluation that is left again and again is told of once") {
   const std::string why = " batches: the run is asked to stop";
   const std::vector<Way> all = ways();
   for (const Way& way : {all[2], all[4]}) {
-    const std::string done = way.name == "pp 2" ? "2 of 8" : "1 of 4";
+    const std::string done = way.name == "pp 2" ? "4 of 16" : "1 of 4";
     CAPTURE(way.name);
     TinyRun whole(way);
     REQUIRE(whole.start(0) == Exit::done);
