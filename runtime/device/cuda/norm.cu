@@ -105,7 +105,7 @@ class Row {
 // a mask beside four packs that are two, which have 64 KB under way all the same; with three, 88
 // bytes of a thread went to memory and came back.
 template <int kHeld, Add kAdd>
-constexpr int kForwardBlocks = kHeld > 2 ? (kAdd == Add::masked ? 2 : 3) : 4;
+[[maybe_unused]] constexpr int kForwardBlocks = kHeld > 2 ? (kAdd == Add::masked ? 2 : 3) : 4;
 
 template <typename T, int N, int kTeam, int kHeld, Add kAdd>
 __global__ void __launch_bounds__(kBlock, kForwardBlocks<kHeld, kAdd>)
