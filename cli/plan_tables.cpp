@@ -11,6 +11,7 @@
 #include "cli/plan_words.h"
 #include "common/terminal.h"
 #include "runtime/metrics/format.h"
+#include "runtime/plan/gpu_memory.h"
 
 namespace mtl {
 
@@ -188,6 +189,19 @@ std::string host_lines(const Plan& plan) {
   };
   return line(state, "the optimizer's state (optimizer.offload)") +
          line(copy, "the copy of a checkpoint (checkpoint.async)");
+}
+
+std::string gpu_line(const Plan& plan) {
+  const auto most = [&](bool hopper) {
+    int64_t bytes = 0;
+    for (const StagePlan& stage : plan.stages) {
+      bytes = std::max(bytes, gpu_memory(stage.kernels, hopper).total());
+    }
+    return human_bytes(static_cast<double>(bytes));
+  };
+  std::string text = fmt::format("  beside it on a GPU: {} for kernels and products", most(false));
+  if (most(true) != most(false)) text += fmt::format(", on Hopper {}", most(true));
+  return text + '\n';
 }
 
 std::string link_table(const Plan& plan, int columns) {

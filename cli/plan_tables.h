@@ -19,6 +19,8 @@ std::string phase_table(const Plan& plan);
 std::string layer_table(const Plan& plan, int columns);
 // Bytes by category.
 std::string memory_table(const Plan& plan);
+// What a GPU's kernels and products take beside it.
+std::string gpu_line(const Plan& plan);
 // What offloaded state and the copy for checkpoints take beside it; empty if there is neither.
 std::string host_lines(const Plan& plan);
 // What a rank puts on its links per step, and all ranks together.

@@ -126,7 +126,7 @@ std::string plan_text(const Plan& plan, int columns, const BesideSteps& beside) 
   line("compute", fmt::format("{} per token", flops(plan.cost.flops_per_token)));
 
   text += "\nlayers and parameters on a rank\n" + layer_table(plan, columns);
-  text += "\nmemory of a rank\n" + memory_table(plan) + host_lines(plan);
+  text += "\nmemory of a rank\n" + memory_table(plan) + gpu_line(plan) + host_lines(plan);
   if (plan.grid.world() > 1) {
     text += fmt::format("  all ranks together: {}\n",
                         human_bytes(static_cast<double>(plan.total_bytes())));

@@ -118,12 +118,14 @@ class Rank {
     saves_ = std::make_unique<RankSaves>(run_dir_, fence_, next_step_, run_, *trainer_, *all_ranks_,
                                          reporter_.get(), time_limit_, time_left_);
     if (!reporter_) return;
-    reporter_->start(start_block(run_, {.run_dir = run_dir_,
-                                        .device = device_line(),
-                                        .yardstick = yardstick,
-                                        .attention = attention,
-                                        .checkpoint = checkpoint,
-                                        .resume_step = next_step_}));
+    reporter_->start(
+        start_block(run_, {.run_dir = run_dir_,
+                           .device = device_line(),
+                           .yardstick = yardstick,
+                           .attention = attention,
+                           .kernel_bytes = device_->scratch_for(plan_.stages.front().kernels),
+                           .checkpoint = checkpoint,
+                           .resume_step = next_step_}));
   }
 
   // What the checkpoint says that all ranks go on from, and of the evaluation after it.

@@ -46,7 +46,7 @@ std::string layout_line(const Plan& plan, bool threads) {
   return text;
 }
 
-std::string memory_line(const Plan& plan) {
+std::string memory_line(const Plan& plan, int64_t kernel_bytes) {
   const auto largest = std::max_element(plan.stages.begin(), plan.stages.end(),
                                         [](const StagePlan& a, const StagePlan& b) {
                                           return a.memory.total_bytes < b.memory.total_bytes;
@@ -58,6 +58,10 @@ std::string memory_line(const Plan& plan) {
     const int64_t bytes = largest->memory.bytes_of_category(category);
     text += fmt::format("{} {} {}", i == 0 ? ":" : ",", category_name(category),
                         human_bytes(static_cast<double>(bytes)));
+  }
+  if (kernel_bytes > 0) {
+    text +=
+        fmt::format("; beside it for kernels {}", human_bytes(static_cast<double>(kernel_bytes)));
   }
   if (largest->memory.host_bytes > 0) {
     text += fmt::format("; on the host the optimizer's {}",
@@ -116,7 +120,7 @@ std::vector<std::string> start_block(const CheckedRun& run, const StartFacts& fa
       fmt::format("device   {}, {}; {}", facts.device,
                   plan.float8.on ? "fp8 in the linears, else bf16" : compute_name(plan.compute),
                   yardstick_words(facts.yardstick)),
-      "memory   " + memory_line(plan),
+      "memory   " + memory_line(plan, facts.kernel_bytes),
       fmt::format("data     {}: {} tokens to train on, {} to validate; {:.1f} epochs",
                   data_name(spec), compact_count(train_tokens),
                   compact_count(static_cast<double>(run.corpus.valid_tokens)), epochs),

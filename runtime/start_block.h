@@ -15,6 +15,7 @@ struct StartFacts {
   std::string device;                // in words
   Yardstick yardstick;               // of mfu
   std::string attention;             // which kernel computes it; empty = there is no choice
+  int64_t kernel_bytes = 0;          // Device::scratch_for() the rank's largest ops
   std::filesystem::path checkpoint;  // that the run goes on from; empty = from scratch
   int64_t resume_step = 0;
 };

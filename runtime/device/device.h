@@ -25,6 +25,7 @@
 #include <memory>
 #include <string>
 
+#include "runtime/device/kernel_scratch.h"
 #include "runtime/device/op_arguments.h"
 #include "runtime/device/step_clock.h"
 
@@ -50,6 +51,10 @@ class Device {
   // PCIe on a GPU.
   virtual void* allocate_on_host(size_t bytes) { return allocate(bytes); }
   virtual void free(void* pointer) = 0;  // of either kind
+  // The largest ops that come next, before the first of them: memory for their partial results is
+  // there once and for all, so much as the plan has foretold (gpu_memory.h); and how much that is.
+  virtual void expect(const KernelNeeds&) {}
+  virtual int64_t scratch_for(const KernelNeeds&) const { return 0; }
   virtual void copy_from_host(Tensor destination, const void* source) = 0;
   virtual void copy_to_host(void* destination, Tensor source) = 0;
   virtual void synchronize() = 0;

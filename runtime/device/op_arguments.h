@@ -163,7 +163,8 @@ struct Attention {
 struct AttentionBackward {
   AttentionShape shape;
   Tensor qkv, out, lse, dout;
-  Tensor dqkv;  // written
+  Tensor dqkv;       // written
+  Tensor room = {};  // optional, aligned to 16 bytes: for partial results, if it is enough
 };
 
 // Mixture of experts: every token goes to k of E feed-forward blocks, none is dropped (Mixtral,

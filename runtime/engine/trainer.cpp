@@ -86,6 +86,7 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
       first_key_(arena_.find("first_key")),
       position_ids_(arena_.find("position_ids")),
       number_(next_number()) {
+  device.expect(stage_.kernels);
   for (const ChunkRange& range : stage_.chunks) chunks_.emplace_back(context_, range);
   if (plan.float8.on && !device.has_float8()) {
     throw Error(

@@ -39,6 +39,7 @@ AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer)
       dnormed_(context.arena.find("attn.dnormed")),
       dattended_by_head_(context.arena.find("attn.dcontext_by_head")),
       dqkv_by_head_(context.arena.find("attn.dqkv_by_head")),
+      room_(context.arena.find_tensor(kAttentionRoom)),
       rope_table_(context.arena.find_tensor("rope")),
       first_key_(context.arena.find("first_key")),
       position_ids_(context.arena.find("position_ids")) {
@@ -198,7 +199,8 @@ void AttentionBlock::attend_backward(const Pass& pass) const {
        .out = out,
        .lse = Tensor(lse_.in(pass.slot).data, DType::f32, {shape.batch, shape.heads, shape.seq}),
        .dout = dout,
-       .dqkv = dqkv});
+       .dqkv = dqkv,
+       .room = room_});
   place_heads_backward(whole, dqkv);
   if (divided) context_.cp.gather_heads(dqkv, rows_of(dqkv_, pass), qkv_sections());
 }

@@ -97,7 +97,7 @@ class AttentionBlock {
   // Of what it multiplies in FP8, and of what the block below does: dresidual, before and after.
   // Empty where that is not what these ops read and write (parallel_layer.h).
   Buffer dbranch_amax_, dinput_amax_;
-  Tensor rope_table_;
+  Tensor room_, rope_table_;
   Buffer first_key_, position_ids_;  // of documents in a sequence
 };
 

@@ -110,6 +110,8 @@ inline constexpr int64_t kRoundedAside = int64_t{1} << 16;
 // step, f64; both [layers, experts].
 inline constexpr const char* kExpertBias = "expert_bias";
 inline constexpr const char* kExpertCounts = "expert_counts";
+// What a GPU's attention may use for its partial results in backward: memory of other phases.
+inline constexpr const char* kAttentionRoom = "attn.room";
 // Where chunk `chunk` leaves its output for the next virtual stage.
 inline constexpr const char* kChunkOutput = "chunk.output";
 // The stream behind layer `layer`: the input of the next one, of the head, or the chunk's output.

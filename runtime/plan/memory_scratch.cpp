@@ -91,12 +91,13 @@ void add_scratch(ArenaBuilder& arena, const ModelShape& shape, const ParamLayout
   // With blocks side by side this waits for the end of the other's backward.
   const int64_t of_mlp = shape.parallel_residual ? arena.at() : phases;
   arena.add("attn.dqkv", compute, {d.n, d.qkv});
-  arena.add("attn.dnormed", compute, {d.n, d.h});
   if (d.cp > 1) {
     arena.add("attn.dcontext_by_head", compute, {d.all, d.own_context()});
     arena.add("attn.dqkv_by_head", compute, {d.all, d.own_qkv()});
     arena.add("attn.blocks", compute, {d.all * d.own_qkv()});  // on their way, forward too
   }
+  const int64_t room = arena.at();  // nothing lies here when attention itself goes back
+  arena.add("attn.dnormed", compute, {d.n, d.h});
   arena.go_to(of_mlp);  // mlp, backward
   if (shape.experts > 0) {
     // Rows on their way to the experts and back, forward too: the head uses the logits, which lie
@@ -139,6 +140,9 @@ void add_scratch(ArenaBuilder& arena, const ModelShape& shape, const ParamLayout
   }
   arena.add("squares", DType::f64, {squares});
   arena.go_to_end();
+  const int64_t end = arena.at();
+  arena.go_to(room);
+  arena.add(kAttentionRoom, DType::u8, {end - room});
   arena.count(begin);
 }
 

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "runtime/plan/gpu_memory.h"
 #include "runtime/plan/no_effect.h"
 #include "runtime/plan/rules.h"
 #include "runtime/plan/saved_parts.h"
@@ -215,6 +216,7 @@ StagePlan stage_plan(const Plan& plan, const TrainSpec& spec, int stage,
   }
   const MemoryNeeds needs = memory_needs(plan, spec, stage, chunks);
   result.memory = memory_plan(plan.model, result.layout, needs, plan.table.size());
+  result.kernels = kernel_needs(plan.model, needs, result.memory);
   result.traffic =
       stage_traffic(plan.model, plan.table, result.layout, needs, sizes, needs.micro_batches);
   return result;

@@ -8,6 +8,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "runtime/device/kernel_scratch.h"
 #include "runtime/plan/batch.h"
 #include "runtime/plan/cost.h"
 #include "runtime/plan/float8.h"
@@ -36,6 +37,7 @@ struct StagePlan {
   std::vector<ChunkRange> chunks;
   ParamLayout layout;
   MemoryPlan memory;
+  KernelNeeds kernels;   // what kernels of a GPU take beside the arena: gpu_memory.h
   StageTraffic traffic;  // of a step with the most micro-batches
   // In host memory, beside the arena: what a rank copies to write a checkpoint while training goes
   // on (checkpoint.async); 0 = it does not.

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "runtime/plan/gpu_memory.h"
 #include "runtime/plan/plan.h"
 
 namespace mtl {
@@ -92,6 +93,11 @@ nlohmann::json stage_json(const Plan& plan, const StagePlan& stage) {
   nlohmann::json memory = {{"total_bytes", stage.memory.total_bytes},
                            {"slots", stage.memory.slots},
                            {"slot_bytes", stage.memory.slot_bytes}};
+  for (const bool hopper : {false, true}) {
+    const GpuMemory gpu = gpu_memory(stage.kernels, hopper);
+    memory["beside_it_on_gpu"][hopper ? "hopper" : "others"] = {{"kernels", gpu.scratch},
+                                                                {"products", gpu.workspace}};
+  }
   if (stage.memory.host_bytes > 0) memory["optimizer_on_host"] = stage.memory.host_bytes;
   if (stage.snapshot_bytes > 0) memory["checkpoint_copy_on_host"] = stage.snapshot_bytes;
   for (int i = 0; i < kMemoryCategories; ++i) {

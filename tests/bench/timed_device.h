@@ -56,6 +56,9 @@ class TimedDevice final : public Device {
     if (space == MAP_FAILED) throw std::bad_alloc();
     return space;  // until the program ends
   }
+  void expect(const KernelNeeds& needs) override {
+    if (device_) device_->expect(needs);
+  }
   void* allocate_on_host(size_t bytes) override {
     return device_ ? device_->allocate_on_host(bytes) : allocate(bytes);
   }

@@ -194,7 +194,10 @@ void measure(const std::string& title, MadeDevice& made, double peak,
   const double median = seconds[seconds.size() / 2];
   const auto tokens = static_cast<double>(plan.tokens_of_step(0));
   const double rate = run.flops() / median;
-  const auto planned = static_cast<double>(plan.total_bytes());
+  // Of one rank: its arena, and what kernels take beside it.
+  const int64_t plan_bytes =
+      plan.total_bytes() + made.device->scratch_for(plan.stages.front().kernels);
+  const auto planned = static_cast<double>(plan_bytes);
   fmt::print(
       "{:14} {:6} {:6.2f} {:>7} {:6} {:9.2f} {:9.4f} {:10.0f} {:9.1f} {:>8} {:8.1f} {:8.1f} {:>7} "
       "{:7.3f}\n",
@@ -218,7 +221,7 @@ void measure(const std::string& title, MadeDevice& made, double peak,
                           {"tokens_per_s", tokens / median},
                           {"flops_per_token", plan.cost.flops_per_token},
                           {"peak", peak},
-                          {"plan_bytes", plan.total_bytes()},
+                          {"plan_bytes", plan_bytes},
                           {"memory_bytes", used},
                           {"loss", loss}}
         << '\n';

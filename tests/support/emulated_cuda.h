@@ -51,18 +51,20 @@ class EmulatedCuda : public cuda::OpsDevice {
     return found == 0;
   }
 
+ protected:
+  // NaNs each time: an op must not find what another has left. One more allocation per op, so that
+  // AddressSanitizer sees where it ends.
+  void* scratch(int64_t bytes) override {
+    scratch_.assign((static_cast<size_t>(bytes) + 511) / 256 * 256, 0xff);
+    const auto misfit = reinterpret_cast<uintptr_t>(scratch_.data()) % 256;
+    return scratch_.data() + (misfit == 0 ? 0 : 256 - misfit);
+  }
+
  private:
   cuda::Stream stream() const override { return nullptr; }
   int multiprocessors() const override { return multiprocessors_; }
   bool has_warpgroups() const override { return warpgroups_; }
   bool has_joint_backward() const override { return joint_; }
-  // NaNs each time: an op must not find what another has left. One more allocation per op, so that
-  // AddressSanitizer sees where it ends.
-  void* scratch(size_t bytes) override {
-    scratch_.assign((bytes + 511) / 256 * 256, 0xff);
-    const auto misfit = reinterpret_cast<uintptr_t>(scratch_.data()) % 256;
-    return scratch_.data() + (misfit == 0 ? 0 : 256 - misfit);
-  }
 
   int multiprocessors_;
   bool warpgroups_, joint_;  // a Hopper, with a single kernel for backward

@@ -23,11 +23,7 @@
 
 namespace mtl::cuda {
 
-// The most queries that a tile has: as many statistics may be read behind a head's last query.
-inline constexpr int kMostQueries = 128;
-inline int64_t stats_stride(int64_t seq) {
-  return (seq + kMostQueries - 1 + 63) / 64 * 64;
-}
+using kernel_scratch::kMostQueries;
 
 // Of one query: its log-sum-exp in units of log2 (infinite for padding, so that its probabilities
 // are 0) and the sum of dO * O.
@@ -39,6 +35,7 @@ struct QueryStats {
 struct alignas(16) TwoStats {
   Pack<float, 2> lse2, delta;
 };
+static_assert(sizeof(TwoStats) == 2 * 8);  // as kernel_scratch::attention_stats() has it
 
 struct AttentionWork {
   const void* qkv = nullptr;
@@ -188,6 +185,10 @@ inline AttentionWork attention_work(const AttentionShape& s, const Tensor& qkv, 
   w.total_heads = static_cast<int>(s.total_heads);
   w.first_head = static_cast<int>(s.first_head);
   return w;
+}
+
+inline kernel_scratch::AttentionSize size_of(const AttentionWork& w) {
+  return {w.batch, w.seq, w.heads, w.head_dim};
 }
 
 // Enqueues the slopes of a call with ALiBi into `memory` (f32 [heads]).

@@ -300,19 +300,19 @@ void attention_backward(Queue& queue, const AttentionBackward& args) {
   w.dout = args.dout.data;
   w.dqkv = args.dqkv.data;
   w.first_query = 0;
-  w.stats_stride = stats_stride(s.seq);
+  w.stats_stride = kernel_scratch::stats_stride(s.seq);
   const bool is_aligned =
       aligned(args.qkv) && aligned(args.out) && aligned(args.dout) && aligned(args.dqkv);
   const bool warpgroups = is_aligned && fits_warpgroups(queue, s, args.qkv.dtype);
-  const size_t sums = warpgroups ? backward_scratch_of_warpgroups(queue, w) : 0;
-  // A multiple of 16 bytes, so that the statistics are aligned.
-  const size_t before_stats = (sums + 15) / 16 * 16;
-  const size_t stats =
-      sizeof(TwoStats) * static_cast<size_t>(s.batch * s.heads * w.stats_stride / 2);
+  const kernel_scratch::AttentionSize size = size_of(w);
+  const bool joint = warpgroups && is_joint(queue, w);
+  const int64_t bytes = kernel_scratch::attention_backward(size, joint);
   auto* const memory = static_cast<unsigned char*>(
-      queue.scratch(before_stats + stats + sizeof(float) * static_cast<size_t>(s.heads)));
-  w.stats = reinterpret_cast<TwoStats*>(memory + before_stats);
-  prepare_slopes(queue, s, w, reinterpret_cast<float*>(memory + before_stats + stats));
+      args.room && args.room.bytes() >= bytes ? args.room.data : queue.scratch(bytes));
+  auto* const stats = memory + kernel_scratch::before_stats(size, joint);
+  w.stats = reinterpret_cast<TwoStats*>(stats);
+  prepare_slopes(queue, s, w,
+                 reinterpret_cast<float*>(stats + kernel_scratch::attention_stats(size)));
   with_type(args.qkv.dtype,
             [&](auto type) { prepare_stats<decltype(type)>(queue, w, is_aligned); });
   if (warpgroups) return backward_by_warpgroups(queue, w, args.qkv.dtype, memory);

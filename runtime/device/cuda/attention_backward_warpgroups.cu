@@ -382,28 +382,18 @@ TensorMap map_of_dout(const AttentionWork& w) {
                      .panel = Panels<kDim>::kPanel});
 }
 
-// Whether dQ is made along with dK and dV. Heads of 96 have panels of 32, which two consumers
-// cannot share evenly.
-bool is_joint(const Queue& queue, const AttentionWork& w) {
-  return queue.has_joint_backward() && w.head_dim != 96;
-}
-int query_tiles(const AttentionWork& w) {
-  const int queries =
-      w.head_dim == 64 ? KeyShape<64, true>::kQueries : KeyShape<128, true>::kQueries;
-  return (w.seq + queries - 1) / queries;
-}
-// Of all tiles.
-int64_t warps_of_sums(const AttentionWork& w) {
-  return int64_t{w.batch} * w.heads * query_tiles(w) * kConsumerWarps;
-}
-
 template <typename T, int kDim, bool kLimited>
 void launch_joint(Queue& queue, const AttentionWork& w, void* memory) {
   using Keys = KeyShape<kDim, true>;
   static_assert(kMostQueries >= Keys::kQueries);
-  const int64_t warps = warps_of_sums(w);
+  static_assert(Keys::kQueries == kernel_scratch::queries_of_tile(kDim));
+  static_assert(kConsumerWarps == kernel_scratch::kWarpsOfTile &&
+                kSumsOfWarp == kernel_scratch::kSumsOfWarp);
+  const kernel_scratch::AttentionSize size = size_of(w);
+  const int64_t warps = kernel_scratch::warps_of_sums(size);
   auto* const turns = static_cast<unsigned*>(memory) + warps * kSumsOfWarp;
-  const QuerySums sums = {static_cast<float*>(memory), turns, turns + warps, query_tiles(w)};
+  const QuerySums sums = {static_cast<float*>(memory), turns, turns + warps,
+                          static_cast<int>(kernel_scratch::query_tiles(size))};
   fill(queue, Tensor(turns, DType::f32, {warps + 1}), 0);
   const BlockOrder keys = order_of_joint_keys(queue, w, Keys::kKeys);
   const dim3 grid(std::min(grid_of(keys).x, static_cast<unsigned>(queue.multiprocessors())));
@@ -427,12 +417,6 @@ void launch_two(Queue& queue, const AttentionWork& w) {
 }
 
 }  // namespace
-
-size_t backward_scratch_of_warpgroups(const Queue& queue, const AttentionWork& w) {
-  if (!is_joint(queue, w)) return 0;
-  const auto warps = static_cast<size_t>(warps_of_sums(w));
-  return (warps * kSumsOfWarp + warps + 1) * sizeof(float);
-}
 
 void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch) {
   with_form(w, dtype, [&](auto type, auto dim, auto limited) {

@@ -128,7 +128,7 @@ void attention_forward(Queue& queue, const Attention& args) {
   check_attention(args);
   if (s.batch == 0 || s.first_query == s.seq) return;
   AttentionWork w = attention_work(s, args.qkv, args.out, args.lse);
-  const size_t slopes = s.alibi ? sizeof(float) * static_cast<size_t>(s.heads) : 0;
+  const int64_t slopes = s.alibi ? s.heads * int64_t{sizeof(float)} : 0;
   auto* const memory = static_cast<unsigned char*>(queue.scratch(kForwardScratch + slopes));
   prepare_slopes(queue, s, w, reinterpret_cast<float*>(memory + kForwardScratch));
   const bool is_aligned = aligned(args.qkv) && aligned(args.out);

@@ -8,16 +8,20 @@ namespace mtl::cuda {
 
 // Whether `queue`'s GPU has it, and a call of this form may take it.
 inline bool fits_warpgroups(const Queue& queue, const AttentionShape& s, DType dtype) {
-  const bool compiled = s.head_dim == 64 || s.head_dim == 96 || s.head_dim == 128;
   // A box of the copy engine is no higher than the tensor.
-  return queue.has_warpgroups() && dtype != DType::f32 && compiled && s.scale > 0 && s.seq >= 32;
+  return queue.has_warpgroups() && s.scale > 0 &&
+         kernel_scratch::fits_warpgroups(dtype, s.seq, s.head_dim);
 }
 
 // Enqueue what attention_forward_tiles, and attention_key_tiles with attention_query_tiles, do.
 // `scratch`: so many bytes, 16-byte aligned.
-inline constexpr size_t kForwardScratch = 16;
+inline constexpr int64_t kForwardScratch = 16;
 void forward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch);
-size_t backward_scratch_of_warpgroups(const Queue& queue, const AttentionWork& w);
+// Whether dQ is made along with dK and dV, in sums that `scratch` begins with. Heads of 96 have
+// panels of 32, which two consumers cannot share evenly.
+inline bool is_joint(const Queue& queue, const AttentionWork& w) {
+  return queue.has_joint_backward() && kernel_scratch::is_joint(w.head_dim);
+}
 void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch);
 
 }  // namespace mtl::cuda

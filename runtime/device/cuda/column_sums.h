@@ -6,11 +6,6 @@
 
 namespace mtl::cuda {
 
-// At least 32 rows; with few columns more chunks, so that a GPU has enough blocks.
-inline RowChunks column_chunks(int64_t rows, int64_t cols) {
-  return RowChunks(rows, 32, std::clamp<int64_t>((int64_t{1} << 18) / cols, 64, 1024));
-}
-
 // partials[(chunk * kOutputs + o) * cols + column] = the sums of what source.add<N>(row, column,
 // sums) adds for the chunk's rows: warp w takes rows w, w + 8, ..., and the warps are added in
 // order. `cols` is a multiple of N.

@@ -259,6 +259,18 @@ class CudaDevice final : public OpsDevice, private Recorder {
     check(cudaStreamSynchronize(stream_.get()), "the work on the GPU");
   }
 
+  // What is there was another trainer's, which is done.
+  void expect(const KernelNeeds& needs) override {
+    synchronize();
+    replays_.forget();
+    cudaFree(std::exchange(scratch_, nullptr));
+    for (void* const memory : std::exchange(outgrown_, {})) cudaFree(memory);
+    take_scratch(scratch_for(needs));
+  }
+  int64_t scratch_for(const KernelNeeds& needs) const override {
+    return kernel_scratch::whole_pieces(most_scratch(needs, warpgroups_ && has_joint_backward()));
+  }
+
   std::unique_ptr<DeviceClock> make_clock() override {
     return std::make_unique<StreamClock>(stream_.get(), replays_);
   }
@@ -312,8 +324,8 @@ class CudaDevice final : public OpsDevice, private Recorder {
       device_.lt_.run(gemm, operands, device_.stream());
     }
     Tensor wide(int64_t rows, int64_t columns) override {
-      const auto bytes = static_cast<size_t>(rows * columns * bytes_of(DType::f32));
-      return Tensor(device_.scratch(bytes), DType::f32, {rows, columns});
+      return Tensor(device_.scratch(rows * columns * bytes_of(DType::f32)), DType::f32,
+                    {rows, columns});
     }
     void add_bias(Tensor from, Tensor bias, Tensor to, bool accumulate) override {
       cuda::add_bias(device_, from, bias, to, accumulate);
@@ -422,22 +434,25 @@ class CudaDevice final : public OpsDevice, private Recorder {
   bool has_warpgroups() const override { return warpgroups_; }
   bool has_joint_backward() const override { return attention_mode_ != AttentionMode::split; }
 
-  void* scratch(size_t bytes) override {
+  void* scratch(int64_t bytes) override {
     if (bytes > scratch_bytes_) {
       // Kernels that were enqueued may still use the old one, and graphs would again, of which one
       // may be under way. It stays: freeing waits for the device, on which a message may wait for a
-      // peer that waits for us. It grows a few times in the first step, at the end to many times
-      // what it was, and then hardly ever.
+      // peer that waits for us. After expect() only what no plan foresees makes it grow (a product
+      // that cuBLASLt refuses with its bias, cuDNN's attention).
       not_recording("allocating memory");
       replays_.forget();
       if (scratch_ != nullptr) outgrown_.push_back(scratch_);
-      scratch_ = nullptr;
-      scratch_bytes_ = 0;
-      const size_t wanted = (bytes + (size_t{1} << 20) - 1) >> 20 << 20;
-      scratch_ = gpu_memory(wanted);
-      scratch_bytes_ = wanted;
+      take_scratch(bytes);
     }
     return scratch_;
+  }
+  void take_scratch(int64_t bytes) {
+    scratch_ = nullptr;
+    scratch_bytes_ = 0;
+    const int64_t wanted = kernel_scratch::whole_pieces(bytes);
+    scratch_ = gpu_memory(static_cast<size_t>(wanted));
+    scratch_bytes_ = wanted;
   }
 
   AttentionKernel own_attention() {
@@ -447,7 +462,8 @@ class CudaDevice final : public OpsDevice, private Recorder {
   }
   AttentionCandidate& open_cudnn() {
     cudnn_ = std::make_unique<CudnnAttention>(
-        *this, stream_.get(), [this](size_t bytes) { return scratch(bytes); }, own_attention());
+        *this, stream_.get(), [this](size_t bytes) { return scratch(static_cast<int64_t>(bytes)); },
+        own_attention());
     return *cudnn_;
   }
 
@@ -462,7 +478,7 @@ class CudaDevice final : public OpsDevice, private Recorder {
   std::unordered_map<void*, void*> allocations_;  // as handed out -> as CUDA gave it
   std::unordered_set<void*> on_host_;
   void* scratch_ = nullptr;
-  size_t scratch_bytes_ = 0;
+  int64_t scratch_bytes_ = 0;
   std::vector<void*> outgrown_;  // scratch memory of before
   void* found_ = nullptr;        // i32, for all_finite()
   std::unique_ptr<CudnnAttention> cudnn_;

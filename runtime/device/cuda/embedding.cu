@@ -44,13 +44,14 @@ __global__ void __launch_bounds__(kBlock) forward_kernel(Forward<T> a) {
 
 constexpr int kDigitBits = 9;
 constexpr int kDigits = 1 << kDigitBits;
-constexpr int kMostChunks = 64;
+static_assert(kDigits == kernel_scratch::kSortDigits);
 
 // A token and the row of the table that it adds to; ids of other shards have the row behind the
 // last.
 struct Item {
   int32_t row, token;
 };
+static_assert(sizeof(Item) == kernel_scratch::kSortItemBytes);
 
 struct Pass {
   const int32_t* tokens;  // the first pass reads these,
@@ -198,7 +199,7 @@ void embedding_forward(Queue& queue, Tensor tokens, Tensor table, int64_t first,
 void embedding_backward(Queue& queue, Tensor tokens, Tensor dout, int64_t first, Tensor dtable) {
   const int64_t n = tokens.numel(), table_rows = dtable.rows();
   if (n == 0) return;
-  const int64_t length = divide_up(divide_up(n, kMostChunks), 1024) * 1024;
+  const int64_t length = kernel_scratch::sort_chunk(n);
   Pass pass = {};
   pass.tokens = tokens.as<const int32_t>();
   pass.n = n;
@@ -206,9 +207,9 @@ void embedding_backward(Queue& queue, Tensor tokens, Tensor dout, int64_t first,
   pass.first = first;
   pass.table_rows = table_rows;
   pass.chunks = static_cast<int>(divide_up(n, length));
-  const size_t counts = static_cast<size_t>(kDigits * pass.chunks) * sizeof(int32_t);
-  const size_t items = static_cast<size_t>(n) * sizeof(Item);
-  auto* memory = static_cast<unsigned char*>(queue.scratch(counts + 2 * items));
+  const int64_t counts = kernel_scratch::sort_counts(n);
+  const int64_t items = n * kernel_scratch::kSortItemBytes;
+  auto* memory = static_cast<unsigned char*>(queue.scratch(kernel_scratch::embedding_backward(n)));
   pass.counts = reinterpret_cast<int32_t*>(memory);
   Item* const buffers[] = {reinterpret_cast<Item*>(memory + counts),
                            reinterpret_cast<Item*>(memory + counts + items)};

@@ -350,10 +350,10 @@ void route_experts(Queue& queue, const RouteExperts& args) {
   launch(choose_kernel, blocks_for(queue, routing.tokens, kChoosing), dim3(kChoosing), 0,
          queue.stream(), args.logits.as<const float>(), args.bias.as<const float>(), args.scores,
          routing);
-  const RowChunks rows(std::max<int64_t>(routing.tokens, 1), 1024, 64);
-  const TokenChunks chunks = {
-      rows.rows, static_cast<int>(rows.count),
-      static_cast<int32_t*>(queue.scratch(static_cast<size_t>(rows.count * routing.experts) * 4))};
+  const RowChunks rows = kernel_scratch::routing_chunks(routing.tokens);
+  const TokenChunks chunks = {rows.rows, static_cast<int>(rows.count),
+                              static_cast<int32_t*>(queue.scratch(
+                                  kernel_scratch::route_experts(routing.tokens, routing.experts)))};
   const dim3 blocks(static_cast<unsigned>(routing.experts), static_cast<unsigned>(rows.count));
   launch(count_kernel, blocks, dim3(kBlock), 0, queue.stream(), routing, chunks);
   launch(place_kernel, blocks, dim3(kBlock), 0, queue.stream(), routing, chunks);

@@ -210,7 +210,7 @@ void amax(Queue& queue, Tensor x, Tensor out) {
     with_pack<kPackOf<T>>(aligned({x.data}), [&](auto pack) {
       constexpr int kN = decltype(pack)::value;
       const dim3 blocks = blocks_for(queue, x.numel(), int64_t{kBlock} * kN);
-      auto* partials = static_cast<uint32_t*>(queue.scratch(blocks.x * sizeof(uint32_t)));
+      auto* partials = static_cast<uint32_t*>(queue.scratch(int64_t{blocks.x} * 4));
       launch(amax_kernel<T, kN>, blocks, dim3(kBlock), 0, queue.stream(), x.as<const T>(),
              x.numel(), partials);
       launch(amax_of_blocks_kernel, dim3(1), dim3(kBlock), 0, queue.stream(), partials,

@@ -185,9 +185,9 @@ void head_norm_forward(Queue& queue, const HeadNorm& args) {
 
 void head_norm_backward(Queue& queue, const HeadNormBackward& args) {
   const int64_t dim = args.head_dim;
-  const RowChunks chunks(args.dx.rows(), 32, 1024);
+  const RowChunks chunks = kernel_scratch::head_norm_chunks(args.dx.rows());
   auto* partials =
-      static_cast<float*>(queue.scratch(static_cast<size_t>(chunks.count * dim) * sizeof(float)));
+      static_cast<float*>(queue.scratch(kernel_scratch::head_norm_backward(args.dx.rows(), dim)));
   with_type(args.dx.dtype, [&](auto type) {
     using T = decltype(type);
     Args<T> a = args_of<T>(args, args.dx);

@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "runtime/device/cuda/ops.h"
+#include "runtime/device/kernel_scratch.h"
 
 #if defined(__CUDACC__)
 #define MTL_PRAGMA(text) _Pragma(#text)
@@ -68,9 +69,7 @@ inline bool aligned(std::initializer_list<const void*> pointers, size_t bytes = 
   });
 }
 
-inline int64_t divide_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
+using kernel_scratch::divide_up;
 
 // The blocks of a grid that strides over `work`, of which a block takes `per_block` at a time.
 inline dim3 blocks_for(const Queue& queue, int64_t work, int64_t per_block) {
@@ -78,13 +77,7 @@ inline dim3 blocks_for(const Queue& queue, int64_t work, int64_t per_block) {
   return dim3(static_cast<unsigned>(std::min(divide_up(work, per_block), most)));
 }
 
-// A cutting of rows into chunks for sums over them: at least `least` rows each, at most `most`
-// chunks. Of the shape alone, so that the order of the sums is, too.
-struct RowChunks {
-  RowChunks(int64_t total, int64_t least, int64_t most)
-      : rows(std::max(least, divide_up(total, most))), count(divide_up(total, rows)) {}
-  int64_t rows, count;
-};
+using kernel_scratch::RowChunks;
 
 // reduction.cu: out[c] (+)= the sum over the chunks of partials[chunk * stride + c], in order; and
 // of partials[chunk * stride + cols + c] in `second`, if there is one.

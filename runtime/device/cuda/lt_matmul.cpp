@@ -11,14 +11,13 @@
 
 #include "common/error.h"
 #include "runtime/device/cuda/cuda_errors.h"
+#include "runtime/device/kernel_scratch.h"
 
 namespace mtl::cuda {
 
 namespace {
 
-// NVIDIA's recommendation for Hopper (cuBLAS documentation, "cublasSetWorkspace"); others want
-// less.
-constexpr size_t kWorkspaceBytes = size_t{32} << 20;
+constexpr auto kWorkspaceBytes = static_cast<size_t>(kProductWorkspaceBytes);
 
 void check_cublas(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;

@@ -417,9 +417,8 @@ void add_norm_forward(Queue& queue, const ResidualAdd& add, const LayerNorm& nor
 
 void layernorm_backward(Queue& queue, const LayerNormBackward& args) {
   const int64_t rows = args.x.rows(), cols = args.x.cols();
-  const RowChunks chunks(rows, 32, 256);
-  auto* partials = static_cast<float*>(
-      queue.scratch(static_cast<size_t>(chunks.count * 2 * cols) * sizeof(float)));
+  const RowChunks chunks = kernel_scratch::norm_chunks(rows);
+  auto* partials = static_cast<float*>(queue.scratch(kernel_scratch::norm_backward(rows, cols)));
   with_type(args.x.dtype, [&](auto type) {
     using T = decltype(type);
     const Backward<T> a = {args.dy.as<const T>(),

@@ -26,8 +26,8 @@ class Queue {
   // Whether attention's backward may be a single kernel there (attention_query_sums.h).
   virtual bool has_joint_backward() const = 0;
   // At least `bytes` of device memory, 256-byte aligned, for the op that asks: what was there is
-  // overwritten by the next op. One piece per op.
-  virtual void* scratch(size_t bytes) = 0;
+  // overwritten by the next op. One piece per op. How much: kernel_scratch.h.
+  virtual void* scratch(int64_t bytes) = 0;
 };
 
 // elementwise.cu

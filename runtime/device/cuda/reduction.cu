@@ -221,9 +221,8 @@ void combine(Queue& queue, const float* partials, int64_t chunks, int64_t stride
 
 void bias_grad(Queue& queue, Tensor dy, Tensor db, bool accumulate) {
   const int64_t rows = dy.rows(), cols = dy.cols();
-  const RowChunks chunks = column_chunks(rows, cols);
-  auto* partials =
-      static_cast<float*>(queue.scratch(static_cast<size_t>(chunks.count * cols) * sizeof(float)));
+  const RowChunks chunks = kernel_scratch::column_chunks(rows, cols);
+  auto* partials = static_cast<float*>(queue.scratch(kernel_scratch::column_sums(rows, cols)));
   with_type(dy.dtype, [&](auto type) {
     using T = decltype(type);
     const bool packs = aligned({dy.data}) && cols % kPackOf<T> == 0;
@@ -258,8 +257,7 @@ void sum(Queue& queue, Tensor x, Tensor out, bool accumulate) {
            out.as<double>(), accumulate);
     return;
   }
-  auto* partials =
-      static_cast<double*>(queue.scratch(static_cast<size_t>(chunks) * sizeof(double)));
+  auto* partials = static_cast<double*>(queue.scratch(chunks * int64_t{sizeof(double)}));
   launch(sum_kernel<float>, dim3(static_cast<unsigned>(chunks)), block, 0, queue.stream(),
          x.as<const float>(), n, length, partials, false);
   launch(sum_kernel<double>, one, block, 0, queue.stream(), partials, chunks, chunks,

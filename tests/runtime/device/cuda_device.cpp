@@ -4,13 +4,18 @@
 
 #include "runtime/device/cuda/cuda_device.h"
 
+#include <cmath>
+#include <cuda_runtime_api.h>
 #include <numeric>
 
 #include "common/error.h"
 #include "host_cuda/products.h"
 #include "runtime/device/cuda/lt_matmul.h"
 #include "runtime/device/ops_test.h"
+#include "runtime/plan/gpu_memory.h"
 #include "support/fake_cublaslt.h"
+#include "support/layouts.h"
+#include "support/specs.h"
 #include "support/temp_dir.h"
 #include "support/variable.h"
 
@@ -291,6 +296,85 @@ TEST_CASE("cuda device: the sums of an operand come from the product where that 
     gpu->synchronize();
   }
   fake_cublaslt = {};
+}
+
+// Bytes that the GPU of the host has given since `before` was free.
+int64_t taken_since(size_t before) {
+  size_t free = 0, total = 0;
+  REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
+  return static_cast<int64_t>(before) - static_cast<int64_t>(free);
+}
+size_t free_now() {
+  size_t free = 0, total = 0;
+  REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
+  return free;
+}
+
+TEST_CASE("cuda device: a trainer takes what its plan says, and the next one no more") {
+  constexpr int32_t kVocab = 96;
+  constexpr int64_t kAlignment = 4096;  // of what is allocated, in front of it
+  const auto tokens = markov_tokens(1 << 16, kVocab);
+  TrainSpec gpt = spec_with({.layers = 2,
+                             .hidden = 128,
+                             .heads = 2,
+                             .global_batch = 4,
+                             .micro_batch = 2,
+                             .seq_len = 64,
+                             .steps = 2});
+  gpt.model.max_seq = 64;
+  gpt.precision.dtype = "bf16";
+  TrainSpec llama = gpt;
+  use_llama_blocks(llama);
+  llama.model.kv_heads = 1;
+  llama.recompute.mode = "full";
+  // Sums of dQ that the arena has no room for.
+  TrainSpec wide = gpt;
+  wide.model.layers = 1;
+  wide.model.ffn = 64;
+  wide.train.global_batch = wide.train.micro_batch = 32;
+  TrainSpec float8 = gpt;
+  float8.precision.dtype = "fp8";
+  TrainSpec mixture = llama;
+  mixture.model.ffn = 64;
+  mixture.model.moe.experts = 4;
+  TrainSpec f32 = gpt;
+  f32.precision.dtype = "fp32";
+
+  const auto gpu = make_gpu();
+  const size_t before = free_now();
+  for (const TrainSpec& spec : {gpt, wide, llama, float8, mixture, f32}) {
+    CAPTURE(spec.precision.dtype);
+    CAPTURE(spec.train.micro_batch);
+    ResolvedSpec resolved;
+    resolved.spec = spec;
+    Diagnostics diagnostics;
+    const Plan plan = make_plan(resolved, {.vocab = kVocab}, 1, diagnostics);
+    diagnostics.throw_if_errors();
+    const GpuMemory beside = gpu_memory(plan.stages.front().kernels, true);
+    CHECK((beside.scratch > kernel_scratch::kPieceBytes) == (spec.train.micro_batch == 32));
+    CHECK(gpu->scratch_for(plan.stages.front().kernels) == beside.scratch);
+    const auto world = make_self_world();
+    {
+      Trainer trainer(plan, spec, *gpu, *world);
+      CHECK(taken_since(before) == plan.total_bytes() + kAlignment + beside.scratch);
+      trainer.initialise();
+      const Sampler sampler(tokens->size(), spec.train.seq_len, SampleOrder::random, 1);
+      for (int64_t step = 0; step < spec.train.steps; ++step) {
+        CHECK(std::isfinite(trainer.step(step, *tokens, sampler, {}).loss));
+      }
+      CHECK(taken_since(before) == plan.total_bytes() + kAlignment + beside.scratch);
+    }
+    CHECK(taken_since(before) == beside.scratch);
+  }
+  fake_cublaslt = {};
+}
+
+TEST_CASE("cuda device: before the first trainer it has what products take") {
+  const size_t before = free_now();
+  const auto gpu = make_gpu();
+  // A word for all_finite() as well.
+  CHECK(taken_since(before) >= kProductWorkspaceBytes);
+  CHECK(taken_since(before) <= kProductWorkspaceBytes + 2 * 4096);
 }
 
 #endif

@@ -80,7 +80,8 @@ int64_t layer_of(const BufferPlan& buffer) {
 // The phase of a step that a scratch buffer lives in; "" = all of it.
 std::string phase_of(const BufferPlan& buffer) {
   if (buffer.name == "logits" || buffer.name == "head.dnormed") return "head";
-  if (buffer.name.starts_with("attn.d")) return "attention";
+  if (buffer.name == kAttentionRoom) return "attention's own backward";
+  if (buffer.name.starts_with("attn.d") || buffer.name == "attn.blocks") return "attention";
   if (buffer.name.starts_with("mlp.dense_")) return "mlp of a dense layer";
   if (buffer.name.starts_with("mlp.")) return "mlp";
   return buffer.name == "squares" ? "update" : "";
@@ -118,6 +119,12 @@ bool may_overlap(const BufferPlan& a, const BufferPlan& b, const MemoryNeeds& ne
     return x.name == "attn.dcontext" && phase_of(y) == "mlp";
   };
   if (parallel && (waits(a, b) || waits(b, a))) return false;
+  // What attention's own backward reads and writes, and all else of its block but what comes
+  // behind.
+  const auto is_there = [](const BufferPlan& x, const BufferPlan& y) {
+    return x.name == kAttentionRoom && phase_of(y) == "attention" && y.name != "attn.dnormed";
+  };
+  if (is_there(a, b) || is_there(b, a)) return false;
   if (a.category == MemoryCategory::scratch) {
     return !phase_of(a).empty() && !phase_of(b).empty() && phase_of(a) != phase_of(b);
   }
@@ -151,6 +158,7 @@ TEST_CASE("buffers overlap only where they live at different times") {
       {"slots", {.chunks = first_of_2, .slots = 5, .compute = DType::bf16}},
       {"slots of the last stage", {.chunks = last_of_2, .slots = 3}},
       {"selective", {.chunks = last_of_2, .slots = 3, .recompute = selective()}},
+      {"context parallel", {.chunks = whole, .tp = 2, .cp = 2, .compute = DType::bf16}},
       {"sequence parallel", {.chunks = whole, .tp = 2, .sequence_parallel = true}},
       {"full", {.chunks = first_of_2, .slots = 4, .recompute = full(2)}},
       {"distributed", {.chunks = whole, .slots = 2, .tp = 2, .recompute = full(5, true)}},

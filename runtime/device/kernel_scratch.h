@@ -1,0 +1,167 @@
+// What kernels of a GPU take for partial results, beside the tensors of an op: bytes by its shape.
+// The kernels (cuda/) ask for their scratch by these functions, and the plan foretells with them
+// what a rank's GPU needs beside the arena. Pure; of constants of kernels only what sizes follow
+// from, and the kernels assert them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "common/dtype.h"
+
+namespace mtl {
+
+namespace kernel_scratch {
+
+inline int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// A cutting of rows into chunks for sums over them: at least `least` rows each, at most `most`
+// chunks. Of the shape alone, so that the order of the sums is, too.
+struct RowChunks {
+  RowChunks(int64_t total, int64_t least, int64_t most)
+      : rows(std::max(least, divide_up(total, most))), count(divide_up(total, rows)) {}
+  int64_t rows, count;
+};
+
+// Of sums over the rows of a matrix: at least 32 rows; with few columns more chunks, so that a GPU
+// has enough blocks.
+inline RowChunks column_chunks(int64_t rows, int64_t cols) {
+  return RowChunks(rows, 32, std::clamp<int64_t>((int64_t{1} << 18) / cols, 64, 1024));
+}
+inline int64_t column_sums(int64_t rows, int64_t cols) {
+  return column_chunks(rows, cols).count * cols * 4;
+}
+// Gamma's sums and beta's.
+inline RowChunks norm_chunks(int64_t rows) {
+  return RowChunks(rows, 32, 256);
+}
+inline int64_t norm_backward(int64_t rows, int64_t cols) {
+  return norm_chunks(rows).count * 2 * cols * 4;
+}
+inline RowChunks head_norm_chunks(int64_t rows) {
+  return RowChunks(rows, 32, 1024);
+}
+inline int64_t head_norm_backward(int64_t rows, int64_t head_dim) {
+  return head_norm_chunks(rows).count * head_dim * 4;
+}
+inline RowChunks routing_chunks(int64_t tokens) {
+  return RowChunks(std::max<int64_t>(tokens, 1), 1024, 64);
+}
+inline int64_t route_experts(int64_t tokens, int64_t experts) {
+  return routing_chunks(tokens).count * experts * 4;
+}
+
+// The sort of tokens by rows of the table: passes over digits, by chunks of tokens, from one list
+// of (row, token) into another.
+inline constexpr int64_t kSortDigits = 512, kSortItemBytes = 8;
+inline int64_t sort_chunk(int64_t tokens) {
+  constexpr int64_t kMostChunks = 64;
+  return divide_up(divide_up(tokens, kMostChunks), 1024) * 1024;
+}
+inline int64_t sort_counts(int64_t tokens) {
+  return tokens > 0 ? kSortDigits * divide_up(tokens, sort_chunk(tokens)) * 4 : 0;
+}
+inline int64_t embedding_backward(int64_t tokens) {
+  return sort_counts(tokens) + 2 * tokens * kSortItemBytes;
+}
+
+// Attention, of the heads of a rank.
+struct AttentionSize {
+  int64_t batch = 0, seq = 0, heads = 0, head_dim = 0;
+};
+// The most queries that a tile has: as many statistics may be read behind a head's last query.
+inline constexpr int64_t kMostQueries = 128;
+inline int64_t stats_stride(int64_t seq) {
+  return (seq + kMostQueries - 1 + 63) / 64 * 64;
+}
+// For each query its log-sum-exp and the sum of dO * O.
+inline int64_t attention_stats(const AttentionSize& s) {
+  return s.batch * s.heads * stats_stride(s.seq) * 8;
+}
+// Whether Hopper's kernel is for calls of this kind, and whether that makes dQ along with dK and
+// dV (attention_query_sums.h).
+inline bool fits_warpgroups(DType dtype, int64_t seq, int64_t head_dim) {
+  return dtype != DType::f32 && (head_dim == 64 || head_dim == 96 || head_dim == 128) && seq >= 32;
+}
+inline bool is_joint(int64_t head_dim) {
+  return head_dim != 96;
+}
+// Its sums of dQ, in f32: a warp has 16 x 64 of a tile, of which there are eight, and a turn; and
+// one number for all.
+inline constexpr int64_t kWarpsOfTile = 8, kSumsOfWarp = 16 * 64;
+inline constexpr int64_t queries_of_tile(int64_t head_dim) {
+  return head_dim == 64 ? 128 : 64;
+}
+inline int64_t query_tiles(const AttentionSize& s) {
+  return divide_up(s.seq, queries_of_tile(s.head_dim));
+}
+inline int64_t warps_of_sums(const AttentionSize& s) {
+  return s.batch * s.heads * query_tiles(s) * kWarpsOfTile;
+}
+inline int64_t query_sums(const AttentionSize& s) {
+  return (warps_of_sums(s) * (kSumsOfWarp + 1) + 1) * 4;
+}
+// The statistics lie behind the sums, aligned; behind them ALiBi's slopes.
+inline int64_t before_stats(const AttentionSize& s, bool joint) {
+  return joint ? divide_up(query_sums(s), 16) * 16 : 0;
+}
+inline int64_t attention_backward(const AttentionSize& s, bool joint) {
+  return before_stats(s, joint) + attention_stats(s) + s.heads * 4;
+}
+
+// What a device takes at once: it grows by whole pieces, and every device has one.
+inline constexpr int64_t kPieceBytes = int64_t{1} << 20;
+inline int64_t whole_pieces(int64_t bytes) {
+  return std::max<int64_t>(1, divide_up(bytes, kPieceBytes)) * kPieceBytes;
+}
+
+}  // namespace kernel_scratch
+
+// cuBLASLt's own memory, one piece per device: NVIDIA's recommendation for Hopper (cuBLAS
+// documentation, "cublasSetWorkspace"); others want less.
+inline constexpr int64_t kProductWorkspaceBytes = int64_t{32} << 20;
+
+// The largest ops of a rank's steps, of those kernels that take scratch. What never takes a piece
+// is left out: attention's forward, sums of losses, the largest value of a tensor.
+struct KernelNeeds {
+  DType compute = DType::f32;
+  kernel_scratch::AttentionSize attention;
+  int64_t attention_room = 0;  // AttentionBackward::room
+  int64_t norm_rows = 0, norm_cols = 0;
+  int64_t head_norm_rows = 0;  // 0 = heads have no norms
+  struct Matrix {
+    int64_t rows = 0, cols = 0;
+  };
+  std::vector<Matrix> biases;  // the gradients that biases are sums of
+  int64_t routed_tokens = 0, experts = 0;
+  int64_t embedded_rows = 0;
+};
+
+// The most that one op of them takes; `joint`: by a Hopper's attention (Queue::has_warpgroups and
+// has_joint_backward).
+inline int64_t most_scratch(const KernelNeeds& needs, bool joint) {
+  namespace of = kernel_scratch;
+  const of::AttentionSize& attention = needs.attention;
+  const bool sums = joint && of::is_joint(attention.head_dim) &&
+                    of::fits_warpgroups(needs.compute, attention.seq, attention.head_dim);
+  int64_t most = of::attention_backward(attention, sums);
+  if (most <= needs.attention_room) most = 0;
+  if (needs.norm_rows > 0) {
+    most = std::max(most, of::norm_backward(needs.norm_rows, needs.norm_cols));
+  }
+  if (needs.head_norm_rows > 0) {
+    most = std::max(most, of::head_norm_backward(needs.head_norm_rows, attention.head_dim));
+  }
+  for (const KernelNeeds::Matrix& x : needs.biases) {
+    most = std::max(most, of::column_sums(x.rows, x.cols));
+  }
+  if (needs.experts > 0) {
+    most = std::max(most, of::route_experts(needs.routed_tokens, needs.experts));
+  }
+  return std::max(most, of::embedding_backward(needs.embedded_rows));
+}
+
+}  // namespace mtl

@@ -1,0 +1,62 @@
+#include "runtime/plan/gpu_memory.h"
+
+#include <algorithm>
+
+#include "runtime/plan/memory_builder.h"
+
+namespace mtl {
+
+namespace {
+
+// What Linear::backward_weight is given as the gradient of a bias; experts have none.
+std::vector<KernelNeeds::Matrix> bias_gradients(const ModelShape& shape, const RankDims& d) {
+  std::vector<KernelNeeds::Matrix> biases;
+  if (shape.qkv_bias) biases.push_back({d.n, d.qkv});
+  if (!shape.bias) return biases;
+  biases.push_back({d.stream, d.h});
+  biases.push_back({d.n, shape.mlp_parts() * d.ffn});
+  return biases;
+}
+
+// Rows whose gradients go to rows of the embedding, at most at once.
+int64_t embedded_rows(const ModelShape& shape, const MemoryNeeds& needs, const RankDims& d) {
+  bool embeds = false, ties = false;
+  for (const ChunkRange& chunk : needs.chunks) {
+    embeds = embeds || chunk.embedding;
+    ties = ties || (chunk.embedding && chunk.head && shape.tie_embeddings);
+  }
+  if (!embeds) return 0;
+  // What is tied adds up all ids of a step, once each.
+  const int64_t ids = vocab_shard(shape, needs.tp, 0).valid;
+  return ties ? std::max(d.n, std::min(ids, d.n * needs.micro_batches)) : d.n;
+}
+
+}  // namespace
+
+KernelNeeds kernel_needs(const ModelShape& shape, const MemoryNeeds& needs,
+                         const MemoryPlan& memory) {
+  const RankDims d(shape, needs);
+  KernelNeeds kernels;
+  kernels.compute = needs.compute;
+  const bool layers = std::any_of(needs.chunks.begin(), needs.chunks.end(),
+                                  [](const ChunkRange& chunk) { return chunk.layers > 0; });
+  if (layers) {
+    kernels.attention = {needs.micro_batch, needs.seq, d.own_heads, d.head_dim};
+    kernels.attention_room = memory.find(kAttentionRoom)->bytes;
+    if (shape.qk_norm) kernels.head_norm_rows = d.all;
+    kernels.biases = bias_gradients(shape, d);
+    kernels.routed_tokens = d.n;
+    kernels.experts = shape.experts;
+  }
+  kernels.norm_rows = d.stream;
+  kernels.norm_cols = d.h;
+  kernels.embedded_rows = embedded_rows(shape, needs, d);
+  return kernels;
+}
+
+GpuMemory gpu_memory(const KernelNeeds& needs, bool hopper) {
+  return {.scratch = kernel_scratch::whole_pieces(most_scratch(needs, hopper)),
+          .workspace = kProductWorkspaceBytes};
+}
+
+}  // namespace mtl
