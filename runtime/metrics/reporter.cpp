@@ -379,7 +379,8 @@ void record_failure(const std::filesystem::path& run_dir, int exit_code,
 
 void record_stop(const std::filesystem::path& run_dir) {
   const Json status = status_in(run_dir);
-  if (status.value("state", "") != "running") return;
+  // Of a file that somebody has edited it may be anything.
+  if (status.value("state", Json()) != "running") return;
   record_end(run_dir, "stopped", {{"step", status.value("step", Json(0))}});
 }
 

@@ -171,6 +171,23 @@ TEST_CASE("a run that starts again says nothing of the ranks before, and keeps i
   CHECK(run.status().at("step") == 0);
 }
 
+TEST_CASE(
+    "the launcher records a stop of ranks that are running, whatever status.json has become") {
+  ReporterRun run;
+  for (const char* text : {"{\"state\":5}\n", "{\"state\":null}\n", "{\"state\":[\"running\"]}\n",
+                           "{\"state\":\"done\"}\n", "[]\n", "running\n", ""}) {
+    CAPTURE(text);
+    run.dir.file("status.json", text);
+    record_stop(run.dir.path());
+    CHECK(file_text(run.dir / "status.json") == text);
+  }
+  run.dir.file("status.json", "{\"state\":\"running\",\"step\":\"x\"}\n");
+  record_stop(run.dir.path());
+  CHECK(run.status()["state"] == "stopped");
+  CHECK(run.status()["step"] == "x");
+  CHECK(run.events().size() == 1);
+}
+
 TEST_CASE("the launcher records a failure that the worker could not") {
   ReporterRun run;
   record_failure(run.dir.path(), 1, "rank 1 died");
