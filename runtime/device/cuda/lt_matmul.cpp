@@ -209,15 +209,15 @@ struct LtMatmul::Impl {
     const LtForm form = form_of(gemm, operands);
     // Of its own, and not the choice: that did not do, or a measurement has taken another one.
     if (gemm == choice || choices.contains(form) || cache.contains(form)) {
-      Prepared& own = of_key(gemm, operands);
+      Prepared& own = of_form(gemm, operands);
       own.take_sizes(gemm);
       return own;
     }
-    Prepared& chosen = of_key(choice, operands);
+    Prepared& chosen = of_form(choice, operands);
     if (gemm == chosen.sizes || does_for(chosen, gemm)) return chosen;
-    return of_key(gemm, operands);
+    return of_form(gemm, operands);
   }
-  Prepared& of_key(const LtGemm& gemm, const LtOperands& operands) {
+  Prepared& of_form(const LtGemm& gemm, const LtOperands& operands) {
     const auto [entry, is_new] = cache.try_emplace(form_of(gemm, operands));
     if (is_new) prepare(gemm, operands, kMeasured, entry->second);
     return entry->second;
