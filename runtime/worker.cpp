@@ -9,6 +9,7 @@
 
 #include "runtime/comm/rank_threads.h"
 #include "runtime/device/make_device.h"
+#include "runtime/metrics/reporter.h"
 #include "runtime/rank.h"
 #include "runtime/rank_meeting.h"
 #include "runtime/report/report.h"
@@ -95,6 +96,14 @@ int nodes_of(const WorkerEnvironment& own) {
   return own.local_world > 0 ? std::max(1, own.world / own.local_world) : 1;
 }
 
+// What mtl launch would do where ranks end before their first step.
+void record_stop_of(const fs::path& run_dir) {
+  signals::before_end([run_dir] {
+    record_stop(run_dir);
+    write_report_of(run_dir);
+  });
+}
+
 }  // namespace
 
 Exit run_worker(const WorkerStart& start) {
@@ -109,10 +118,12 @@ Exit run_worker(const WorkerStart& start) {
   const auto open_here = [&]() -> MeetingWord {
     if (!start.open) {
       lock = lock_run(run_dir);  // mtl launch has it for its own workers
+      record_stop_of(run_dir);
       return {.run_dir = run_dir.string()};
     }
     const std::optional<OpenedRun> opened = start.open(environment.world, nodes_of(environment));
     if (!opened) return {.run_dir = "", .complete = true};
+    record_stop_of(opened->dir);
     return {.run_dir = opened->dir.string(), .fence = opened->fence};
   };
   if (environment.is_foreign()) {

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
+#include <exception>
+#include <mutex>
 #include <signal.h>
 #include <thread>
 #include <unistd.h>
@@ -18,7 +20,17 @@ std::atomic<bool> stop{false};
 std::atomic<bool> checkpoint{false};
 std::atomic<bool> at_once{true};
 
+std::mutex ending;
+std::function<void()> last_word;
+
+// The lock is kept: whoever is second waits for the end.
 [[noreturn]] void end_here() {
+  ending.lock();
+  try {
+    if (last_word) last_word();
+  } catch (const std::exception&) {
+    // It was asked to end, and ends.
+  }
   std::_Exit(static_cast<int>(Exit::requeue));
 }
 
@@ -57,6 +69,11 @@ void receive() {
 void obey(Obey how) {
   at_once = how == Obey::at_once;
   if (at_once && stop) end_here();
+}
+
+void before_end(std::function<void()> what) {
+  const std::scoped_lock lock(ending);
+  last_word = std::move(what);
 }
 
 bool stop_requested() {

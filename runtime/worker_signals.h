@@ -6,6 +6,8 @@
 // wait kills). USR2 is a scheduler's warning that time is nearly over: never more than a request.
 #pragma once
 
+#include <functional>
+
 namespace mtl::signals {
 
 // How a stop is obeyed. at_once: the process ends (Exit::requeue). Before the first step there is
@@ -17,6 +19,10 @@ enum class Obey { at_once, when_asked };
 void receive();
 // From now on, and a stop that has been requested already.
 void obey(Obey how);
+
+// What else is done where the process ends at once, in whichever thread that is: for who has nobody
+// above that would do it. Nothing, where it is empty.
+void before_end(std::function<void()> what);
 
 bool stop_requested();
 // Whether a checkpoint has been asked for since the last call.

@@ -1,4 +1,5 @@
 // mtl worker as a rank of launchers that know nothing of mtl: it trains what mtl launch trains.
+#include <algorithm>
 #include <thread>
 
 #include "cli/tiny_run.h"
@@ -66,6 +67,32 @@ TEST_CASE("ranks by hand meet in a run directory") {
   CHECK(shell.finish(second).code == 0);
   CHECK_FALSE(fs::exists(stale));
   CHECK(losses_below(shell.dir() / "hand/tiny") == losses_of_launch(shell));
+}
+
+TEST_CASE("ranks of another launcher that are stopped before their first step leave it said") {
+  const Shell shell;
+  write_recipe(shell, 10);
+  // The other rank never comes.
+  const pid_t first = shell.start({MTL_PROGRAM, "worker", "train.yaml"},
+                                  {{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "2"}});
+  const fs::path runs = shell.dir() / "runs/tiny";
+  wait_until([&] {
+    if (!fs::exists(runs) || !word_left(runs)) return false;
+    const auto started = [](const fs::directory_entry& entry) {
+      return fs::exists(entry.path() / "status.json");
+    };
+    return std::any_of(fs::directory_iterator(runs), fs::directory_iterator(), started);
+  });
+  CHECK(status_of(run_of(shell))["state"] == "running");
+  kill(first, SIGTERM);
+  CHECK(shell.finish(first).code == 75);
+  const fs::path run = run_of(shell);
+  CHECK(status_of(run)["state"] == "stopped");
+  CHECK(status_of(run)["step"] == 0);
+  CHECK(has(file_text(run / "events.jsonl"), "\"event\":\"stopped\""));
+  CHECK(fs::exists(run / "report.html"));
+  // Where mtl launch is above, it says so once.
+  CHECK(launch(shell, 1, {}).code == 0);
 }
 
 TEST_CASE("a rank that is kept from its work is named while the run goes on") {
