@@ -113,8 +113,9 @@ class Rank {
     }
     reports_ = std::make_unique<RankReports>(run_, made_, yardstick, *trainer_, *all_ranks_,
                                              reporter_.get(), time_left_);
-    evaluation_ = std::make_unique<RankEvaluation>(run_, wishes_.stop, *trainer_, reporter_.get(),
-                                                   time_left_);
+    evaluation_ = std::make_unique<RankEvaluation>(
+        run_, [this] { return wishes_.stop() || outlasts_time(); }, *trainer_, reporter_.get(),
+        time_left_);
     saves_ = std::make_unique<RankSaves>(run_dir_, fence_, next_step_, run_, *trainer_, *all_ranks_,
                                          reporter_.get(), time_limit_, time_left_);
     if (!reporter_) return;
@@ -285,6 +286,17 @@ class Rank {
       if (step == next_step_ && (saved || saves_->writing())) ++ahead.saves;
     }
     return time_limit_.is_over(ahead, now);
+  }
+
+  // Whether the save behind the evaluation that these ranks are at has to begin now to end in time,
+  // for rank 0 to ask. An evaluation that they have begun with is not left: those that go on would
+  // not get further.
+  bool outlasts_time() {
+    if (world_.rank() != 0 || !has_stepped_) return false;
+    const TimeLimit::Ahead save{.saves = saves_->writing() ? 2 : 1};
+    const bool over = time_limit_.is_over(save, Clock::now());
+    time_is_up_ = time_is_up_ || over;
+    return over;
   }
 
   // A step that diverges changes nothing. So what is there before it can be saved, and is worth it.

@@ -20,9 +20,13 @@ double seconds_since(Clock::time_point begin) {
 
 }  // namespace
 
-RankEvaluation::RankEvaluation(const CheckedRun& run, const std::function<bool()>& stop,
-                               Trainer& trainer, Reporter* reporter, TimeLeft& time_left)
-    : run_(run), stop_(stop), trainer_(trainer), reporter_(reporter), time_left_(time_left) {}
+RankEvaluation::RankEvaluation(const CheckedRun& run, std::function<bool()> stop, Trainer& trainer,
+                               Reporter* reporter, TimeLeft& time_left)
+    : run_(run),
+      stop_(std::move(stop)),
+      trainer_(trainer),
+      reporter_(reporter),
+      time_left_(time_left) {}
 
 bool RankEvaluation::run(int64_t step) {
   return go_on(step, Unevaluated::all, {});

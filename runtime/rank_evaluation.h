@@ -21,9 +21,9 @@ enum class Unevaluated { nothing, all, texts };
 
 class RankEvaluation {
  public:
-  // All of them outlive it. `stop`: whether this rank is asked to. `reporter`: null on ranks that
-  // report nothing. `time_left` learns how long evaluations and texts take.
-  RankEvaluation(const CheckedRun& run, const std::function<bool()>& stop, Trainer& trainer,
+  // All references outlive it. `stop`: whether this rank is asked to. `reporter`: null on ranks
+  // that report nothing. `time_left` learns how long evaluations and texts take.
+  RankEvaluation(const CheckedRun& run, std::function<bool()> stop, Trainer& trainer,
                  Reporter* reporter, TimeLeft& time_left);
 
   // All ranks together, after `step` steps. False on all of them if it was left, since some rank
@@ -47,7 +47,7 @@ class RankEvaluation {
   void left(int64_t step, const std::string& what, const std::string& done);
 
   const CheckedRun& run_;
-  const std::function<bool()>& stop_;
+  const std::function<bool()> stop_;
   Trainer& trainer_;
   Reporter* const reporter_;
   TimeLeft& time_left_;

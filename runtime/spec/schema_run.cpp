@@ -178,7 +178,8 @@ Section health_section() {
                       "(exit code 75: the same command goes on), counted from the start of "
                       "`mtl launch`, also if its ranks start again; 0: no limit. A step is not "
                       "begun if it, the evaluations that are due and a save that takes as long as "
-                      "the longest of these ranks so far would end later.",
+                      "the longest of these ranks so far would end later; an evaluation that takes "
+                      "longer than that is left, and done when the run goes on.",
                .is_duration = true,
                .min = 0,
                .max = 366 * 86400,

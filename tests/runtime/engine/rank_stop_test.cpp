@@ -66,6 +66,9 @@ class TinyRun {
   // Asks for a checkpoint after that many steps of a start; 0: never.
   void ask_for_checkpoint(int after) { checkpoint_after_ = after; }
 
+  // Rank 0 waits six seconds at its so manieth look; 0: never.
+  void wait_at(int look) { wait_at_ = look; }
+
   // Starts the ranks. The last one alone is asked to stop, from its `stop_at`th look on; 0: never.
   Exit start(int stop_at) {
     CheckedRun run = check_run({.sources = {.train_yaml = (folder_.path() / "train.yaml").string(),
@@ -82,7 +85,12 @@ class TinyRun {
       const MadeDevice device{.device = make_cpu_device(1), .why = ""};
       const bool asked = stop_at > 0 && world.rank() == way_.world - 1;
       int looks = 0, steps = 0;
-      const RankWishes wishes = {.stop = [&] { return ++looks >= stop_at && asked; },
+      const RankWishes wishes = {.stop =
+                                     [&] {
+                                       ++looks;
+                                       if (looks == wait_at_ && world.rank() == 0) sleep(6);
+                                       return looks >= stop_at && asked;
+                                     },
                                  .checkpoint = [&] { return ++steps == checkpoint_after_; },
                                  .something_to_lose = [](bool) {}};
       const RankJob job{.run_dir = dir_,
@@ -142,6 +150,7 @@ class TinyRun {
   const Way way_;
   std::vector<std::string> settings_;
   int checkpoint_after_ = 0;
+  int wait_at_ = 0;
   fs::path dir_;
   bool complete_ = false;
   int looks_ = 0;
@@ -228,6 +237,31 @@ TEST_CASE("what was evaluated when all was killed is not told twice") {
   const fs::path metrics = run.dir() / "metrics.jsonl", texts = run.dir() / "generated.jsonl";
   write_file_atomic(metrics, file_text(metrics) + "{\"step\":2,\"valid_loss\":1.5}\n");
   write_file_atomic(texts, file_text(texts) + "{\"step\":2,\"prompt\":\"la\",\"text\":\"x\"}\n");
+  CHECK(run.start(0) == Exit::done);
+  check_equal(run, whole);
+}
+
+TEST_CASE(
+    "an evaluation that would outlast health.max_time is left, but not by ranks that begin with "
+    "it") {
+  const Way way{"tp 2", 2, {"parallel.tp=2"}};
+  TinyRun whole(way);
+  REQUIRE(whole.start(0) == Exit::done);
+  TinyRun run(way);
+  run.set("health.max_time=5s");
+  run.wait_at(4);  // two steps, and one part
+  CHECK(run.start(0) == Exit::requeue);
+  CHECK(run.events("evaluation_left") ==
+        std::vector<std::string>{"evaluation after step 2 left behind 1 of 4 batches: the run is "
+                                 "asked to stop"});
+  CHECK(json::parse(file_text(run.dir() / "status.json"))["step"] == 2);
+  // The time is over within what was left, which is ended; the one behind the last step is left.
+  run.wait_at(2);
+  CHECK(run.start(0) == Exit::requeue);
+  const std::vector<std::string> left = run.events("evaluation_left");
+  REQUIRE(left.size() == 2);
+  CHECK(left[1].starts_with("evaluation after step 3 left behind 0 of 4 batches"));
+  run.wait_at(0);
   CHECK(run.start(0) == Exit::done);
   check_equal(run, whole);
 }
