@@ -9,13 +9,13 @@
 // all; the peak is that of the catalogue (runtime/plan/gpus.h). A step is four micro-batches and
 // one update (of a run for real it would be more). Median of the steps behind the first two; the
 // first step's time is the start's, with algorithms chosen. Memory is what the device gave after it
-// was opened, so without CUDA's own context; the plan is to foretell it. The parts come from
-// further steps that wait after every op (timed_device.h); each is held against the least time that
-// it can take at the rates of an 8192^3 product and of a long copy, measured before. With --for
-// nothing is computed: the same table of a GPU of the catalogue that is not at hand, of the least
-// times alone. What is missing there to the peak no kernel can bring back, only a step that does
-// less. --ops measures nothing: it takes two steps that wait after every op, and says which one
-// fails or takes long.
+// was opened, so without CUDA's own context; the plan is to foretell it, kernels' scratch included.
+// The parts come from further steps that wait after every op (timed_device.h); each is held against
+// the least time that it can take at the rates of an 8192^3 product and of a long copy, measured
+// before. With --for nothing is computed: the same table of a GPU of the catalogue that is not at
+// hand, of the least times alone. What is missing there to the peak no kernel can bring back, only
+// a step that does less. --ops measures nothing: it takes two steps that wait after every op, and
+// says which one fails or takes long.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -166,7 +166,8 @@ void print_parts(const std::map<std::string, Share>& parts) {
   std::fflush(stdout);
 }
 
-void measure(const std::string& title, MadeDevice& made, double peak,
+// `opened`: memory in use before anything was asked of the device.
+void measure(const std::string& title, MadeDevice& made, int64_t opened, double peak,
              const bench::DeviceRates& rates, const Options& options) {
   const auto [name, fp8] = bench::named_shape(title);
   if (fp8 && !made.device->has_float8()) {
@@ -180,13 +181,12 @@ void measure(const std::string& title, MadeDevice& made, double peak,
   const Shape& shape = run.shape;
   const Plan& plan = run.plan;
   double loss = 0;
-  const int64_t before = memory_in_use(made);
   int64_t used = 0;
   std::vector<double> seconds = time_steps(run, *made.device, kWarmUp + shape.steps, true,
                                            [&](int step, double loss_of_step) {
                                              loss = loss_of_step;
                                              if (step == kWarmUp)
-                                               used = memory_in_use(made) - before;
+                                               used = memory_in_use(made) - opened;
                                            });
   const double first = seconds.front();
   seconds.erase(seconds.begin(), seconds.begin() + kWarmUp);
@@ -287,6 +287,7 @@ int main(int argc, char** argv) {
       return 0;
     }
     MadeDevice made = make_device({});
+    const int64_t opened = memory_in_use(made);
     const double peak = catalogue_peak(made, DType::bf16);
     const char* attention = std::getenv("MTL_ATTENTION");
     if (attention != nullptr) fmt::print("MTL_ATTENTION={}\n", attention);
@@ -308,7 +309,7 @@ int main(int argc, char** argv) {
     int code = 0;
     for (const std::string& name : names) {
       try {
-        measure(name, made, peak, rates, options);
+        measure(name, made, opened, peak, rates, options);
       } catch (const Error& error) {
         // The others are worth their time all the same.
         fmt::print("{:14} not measured: {}", name, error.what());
