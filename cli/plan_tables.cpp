@@ -201,6 +201,13 @@ std::string gpu_line(const Plan& plan) {
   };
   std::string text = fmt::format("  beside it on a GPU: {} for kernels and products", most(false));
   if (most(true) != most(false)) text += fmt::format(", on Hopper {}", most(true));
+  int64_t messages = 0;
+  for (const StagePlan& stage : plan.stages) {
+    messages = std::max(messages, message_memory(plan, stage));
+  }
+  if (messages > 0) {
+    text += fmt::format("; {} for messages", human_bytes(static_cast<double>(messages)));
+  }
   return text + '\n';
 }
 

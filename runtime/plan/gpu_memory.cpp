@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "runtime/plan/memory_builder.h"
+#include "runtime/plan/nccl_channels.h"
+#include "runtime/plan/plan.h"
 
 namespace mtl {
 
@@ -52,6 +54,20 @@ KernelNeeds kernel_needs(const ModelShape& shape, const MemoryNeeds& needs,
   kernels.norm_cols = d.h;
   kernels.embedded_rows = embedded_rows(shape, needs, d);
   return kernels;
+}
+
+int64_t message_memory(const Plan& plan, const StagePlan& stage) {
+  // Activations go to one neighbour and gradients to the other, each from copies of its own.
+  bool activations = false, gradients = false;
+  for (const ChunkRange& chunk : stage.chunks) {
+    activations = activations || !chunk.head;
+    gradients = gradients || !chunk.embedding;
+  }
+  const int64_t rows =
+      plan.micro_batch * plan.share() / (plan.sequence_parallel ? plan.grid.sizes()[Axis::tp] : 1);
+  const int64_t bytes = rows * plan.model.hidden * bytes_of(plan.compute);
+  return ((activations ? 1 : 0) + (gradients ? 1 : 0)) * nccl_message_stride(bytes) *
+         nccl_message_slots(bytes, kNcclBufferedBytes);
 }
 
 GpuMemory gpu_memory(const KernelNeeds& needs, bool hopper) {

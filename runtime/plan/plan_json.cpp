@@ -98,6 +98,7 @@ nlohmann::json stage_json(const Plan& plan, const StagePlan& stage) {
     memory["beside_it_on_gpu"][hopper ? "hopper" : "others"] = {{"kernels", gpu.scratch},
                                                                 {"products", gpu.workspace}};
   }
+  memory["beside_it_on_gpu"]["messages"] = message_memory(plan, stage);
   if (stage.memory.host_bytes > 0) memory["optimizer_on_host"] = stage.memory.host_bytes;
   if (stage.snapshot_bytes > 0) memory["checkpoint_copy_on_host"] = stage.snapshot_bytes;
   for (int i = 0; i < kMemoryCategories; ++i) {

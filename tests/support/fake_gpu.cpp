@@ -233,6 +233,7 @@ void* FakeGpu::allocate(size_t bytes) {
   char* memory = block->data() + ((address + kAlign - 1) / kAlign * kAlign - address);
   const std::scoped_lock lock(mutex_);
   memory_[memory] = std::move(block);
+  seen.bytes += static_cast<int64_t>(bytes);
   return memory;
 }
 

@@ -87,6 +87,7 @@ class FakeGpu {
     int64_t waits = 0;                     // other than those
     int64_t ops = 0;                       // enqueued, copies from the host included
     int64_t recordings = 0, launches = 0;  // of Device::replay
+    int64_t bytes = 0;                     // allocated
   };
   Seen seen;
 

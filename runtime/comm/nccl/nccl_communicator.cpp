@@ -7,6 +7,7 @@
 
 #include "runtime/comm/check.h"
 #include "runtime/comm/operation.h"
+#include "runtime/plan/nccl_channels.h"
 
 namespace mtl::nccl {
 
@@ -369,12 +370,8 @@ void NcclCommunicator::all_to_all_rounds(Tensor from, std::span<const int64_t> s
 
 // All of it at once, as CUDA may make memory wait for what is under way.
 void NcclCommunicator::make_room(Pair& pair, int64_t bytes) {
-  // With one the interleaved pipeline keeps going (tests/runtime/engine/streams_test.cpp); with
-  // more a rank can run ahead of its neighbour.
-  constexpr int64_t kLeast = 2, kMost = 64, kPiece = int64_t{1} << 20;
-  const int64_t count =
-      std::clamp(state_->buffered_bytes() / std::max(bytes, kPiece), kLeast, kMost);
-  const int64_t apart = (bytes + 255) / 256 * 256;
+  const int64_t count = nccl_message_slots(bytes, state_->buffered_bytes());
+  const int64_t apart = nccl_message_stride(bytes);
   char* memory = static_cast<char*>(state_->allocate(static_cast<size_t>(count * apart)));
   if (!pair.slots.empty()) wait_connected(pair);  // what waits to leave knows its event
   for (const Slot& slot : pair.slots) state_->give_event(slot.sent);

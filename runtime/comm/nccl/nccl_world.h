@@ -9,6 +9,7 @@
 #include "runtime/comm/nccl/api.h"
 #include "runtime/comm/nccl/streams.h"
 #include "runtime/comm/world.h"
+#include "runtime/plan/nccl_channels.h"
 
 namespace mtl {
 
@@ -18,7 +19,7 @@ struct NcclOptions {
   std::filesystem::path crash_dir = {};
   // Of messages between two ranks, in one direction; room for two there is always. As much as the
   // CPU's transports buffer.
-  int64_t buffered_bytes = 64 << 20;
+  int64_t buffered_bytes = kNcclBufferedBytes;
 };
 
 // Collective over the world. `store` outlives the world: groups connect through it when they first
