@@ -10,6 +10,7 @@
 
 #include "common/text.h"
 #include "runtime/metrics/format.h"
+#include "runtime/plan/gpu_memory.h"
 #include "support/specs.h"
 #include "support/text.h"
 
@@ -152,6 +153,11 @@ schedule of a step: interleaved 1F1B in groups of 2, 2 stages x 2 chunks, 4
   const MemoryPlan& memory = plan.stages[0].memory;
   CHECK(has(text, fmt::format("  {} x {}\n", memory.slots, bytes(memory.slot_bytes))));
   CHECK(line_with("        0   ").ends_with("  " + bytes(memory.total_bytes)));
+  // Of the stage that has most: the other one's are not more.
+  CHECK(
+      has(text, fmt::format("  beside it on a GPU: {} for kernels and products; {} for messages\n",
+                            bytes(gpu_memory(plan.stages[0].kernels, false).total()),
+                            bytes(message_memory(plan, plan.stages[0])))));
   CHECK(has(text, "  all ranks together: " + bytes(plan.total_bytes()) + '\n'));
   // Four ranks of a ring send 3/4 of what is scattered and gathered, and twice that of what is
   // reduced.

@@ -5,6 +5,8 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include "runtime/plan/gpu_memory.h"
+
 using namespace mtl;
 
 namespace {
@@ -40,6 +42,30 @@ TEST_CASE("a sound configuration gives a complete plan") {
   const auto json = to_json(plan);
   CHECK(json.at("grid").at("tp_groups") == nlohmann::json({{0, 1}, {2, 3}}));
   CHECK(json.at("stages").at(0).at("memory_per_rank").at("total_bytes") == plan.peak_bytes());
+}
+
+TEST_CASE("what a GPU has beside the arena is said of Hopper and of all others") {
+  ResolvedSpec resolved = base_spec();
+  resolved.spec.model.hidden = 128;
+  resolved.spec.model.heads = 2;
+  resolved.spec.model.ffn = 16;
+  resolved.spec.train.seq_len = 1024;
+  resolved.spec.train.micro_batch = 3;
+  resolved.spec.precision.dtype = "bf16";
+  Diagnostics diagnostics;
+  const Plan plan = make_plan(resolved, {.vocab = 65}, 1, diagnostics);
+  REQUIRE_FALSE(diagnostics.has_errors());
+  const StagePlan& stage = plan.stages[0];
+  const auto json = to_json(plan).at("stages").at(0).at("memory_per_rank").at("beside_it_on_gpu");
+  // Sums of dQ in f32, of 3 x 1024 tokens, for which the arena has no room: 1.5 MiB and a bit.
+  CHECK(json.at("hopper").at("kernels") == 2 << 20);
+  CHECK(json.at("others").at("kernels") == 1 << 20);
+  CHECK(json.at("others").at("products") == 32 << 20);
+  CHECK(json.at("messages") == 0);
+  CHECK(gpu_memory(stage.kernels, true).total() == 34 << 20);
+  // Room for them is no memory of its own.
+  const BufferPlan& room = *stage.memory.find(kAttentionRoom);
+  CHECK(room.offset + room.bytes == stage.memory.total_bytes);
 }
 
 TEST_CASE("with sequences divided over ranks a micro-batch is one of them") {
