@@ -59,6 +59,16 @@ std::vector<float> count_from(float first, size_t count) {
   return values;
 }
 
+size_t free_now() {
+  size_t free = 0, total = 0;
+  REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
+  return free;
+}
+// Bytes that the GPU has given since so many were free.
+int64_t taken_since(size_t before) {
+  return static_cast<int64_t>(before) - static_cast<int64_t>(free_now());
+}
+
 }  // namespace
 
 TEST_CASE(
@@ -296,18 +306,6 @@ TEST_CASE("cuda device: the sums of an operand come from the product where that 
     gpu->synchronize();
   }
   fake_cublaslt = {};
-}
-
-// Bytes that the GPU of the host has given since `before` was free.
-int64_t taken_since(size_t before) {
-  size_t free = 0, total = 0;
-  REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
-  return static_cast<int64_t>(before) - static_cast<int64_t>(free);
-}
-size_t free_now() {
-  size_t free = 0, total = 0;
-  REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
-  return free;
 }
 
 TEST_CASE("cuda device: a trainer takes what its plan says, and the next one no more") {
