@@ -22,6 +22,10 @@ std::string float8_misfit(const Matmul& args) {
   }
   for (const Tensor& scale : {args.scale_a, args.scale_b}) {
     if (!scale || scale.dtype != DType::f32) return "FP8 matmul without scales";
+    if (reinterpret_cast<uintptr_t>(scale.data) % kFloat8Multiple != 0) {
+      return fmt::format("FP8 matmul with a scale that is at no multiple of {} bytes",
+                         kFloat8Multiple);
+    }
   }
   return {};
 }

@@ -10,9 +10,10 @@
 
 namespace mtl {
 
-// C[m,n] = (accumulate ? C : 0) + op(A)[m,k] * op(B)[k,n] (+ bias[n]); f32 accumulation. A, B have
-// one type; C that type or f32. With transpose_a, A is stored [k,m]; with transpose_b, B is stored
-// [n,k].
+// C[m,n] = (accumulate ? C : 0) + op(A)[m,k] * op(B)[k,n] (+ bias[n]); f32 accumulation, but where
+// C is 16 bits wide a GPU may round the product to C's type before C or the bias is added. A, B
+// have one type; C that type or f32. With transpose_a, A is stored [k,m]; with transpose_b, B is
+// stored [n,k].
 //
 // FP8: A and B f8_e4m3, or one of them f8_e5m2; C bf16 or f32, the bias bf16 or f32. Their values
 // are multiplied by *scale_a and *scale_b (Quantize). As the tensor cores of Hopper want them, both
@@ -33,7 +34,7 @@ struct Matmul {
   // With Epilogue::gelu: C need not have the bits that gelu_forward makes of aux, for nothing will
   // make it again. It may then be the GELU of the sum before that is rounded into aux.
   bool gelu_once = false;
-  Tensor scale_a = {}, scale_b = {};  // FP8: f32 [1], on the device
+  Tensor scale_a = {}, scale_b = {};  // FP8: f32 [1], on the device, at a multiple of 16 bytes
   // At most one of them, f32; not with FP8. As bias_grad has them, with the same `accumulate`: [m],
   // the sums of the rows of A as it is stored, with transpose_a; [n], those of B, without
   // transpose_b. Of the gradient of a weight they are the bias's.

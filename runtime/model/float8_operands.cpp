@@ -23,11 +23,11 @@ Buffer number_of(const BlockContext& context, int64_t layer, const std::string& 
 
 Buffer float8_amax(const BlockContext& context, int64_t layer, const std::string& slot,
                    Float8Operand operand) {
-  return number_of(context, layer, slot, static_cast<int64_t>(operand));
+  return number_of(context, layer, slot, 1 + static_cast<int64_t>(operand));
 }
 
 Buffer float8_x_inverse(const BlockContext& context, int64_t layer, const std::string& slot) {
-  return number_of(context, layer, slot, 2);
+  return number_of(context, layer, slot, 0);
 }
 
 Buffer float8_stream_amax(const BlockContext& context, int64_t layer, const std::string& slot,

@@ -12,10 +12,10 @@ Float8Rows::Float8Rows(const BlockContext& context, bool on) : context_(context)
 }
 
 Tensor Float8Rows::amax(Kind kind) const {
-  return on_ ? numbers_.slice(2 * static_cast<int64_t>(kind), 1) : Tensor();
+  return on_ ? numbers_.slice(kFloat8Numbers * static_cast<int64_t>(kind) + 1, 1) : Tensor();
 }
 Tensor Float8Rows::inverse(Kind kind) const {
-  return numbers_.slice(2 * static_cast<int64_t>(kind) + 1, 1);
+  return numbers_.slice(kFloat8Numbers * static_cast<int64_t>(kind), 1);
 }
 
 Tensor Float8Rows::fresh_amax() const {

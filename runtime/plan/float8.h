@@ -66,18 +66,19 @@ inline constexpr const char* kFloat8Backward = ".fp8t";
 inline constexpr const char* kFloat8Inverse = ".fp8_inverse";  // f32 [1]: of the scale
 // The largest value of each weight of a layer, f32, in one buffer: they travel together.
 inline constexpr const char* kFloat8Amax = "fp8.amax";
-// Of x and dy of the linears of all layers, f32 [layers, kLinearSlots, kFloat8Numbers], in the
-// slot: the largest |x|, the largest |dy|, and the inverse of the scale of x, which backward needs
-// again.
+// Numbers that belong together, f32: the inverse of a scale comes first, at a multiple of 16 bytes,
+// since cuBLASLt has no product whose scales lie elsewhere.
+inline constexpr int64_t kFloat8Numbers = 4;
+// Of x and dy of the linears of all layers, [layers, kLinearSlots, kFloat8Numbers], in the slot:
+// the inverse of the scale of x, which backward needs again, the largest |x|, and the largest |dy|.
 inline constexpr const char* kFloat8Operands = "fp8.operands";
-inline constexpr int64_t kFloat8Numbers = 3;
 // x along the tokens, [in, tokens], behind the layer's and the linear's name: where forward makes
 // it for backward, and x itself need not be kept. Elsewhere x is gathered (sequence parallelism),
 // made again (recompute), or kept for others as well (attention's result), and rounded again.
 inline constexpr const char* kFloat8Kept = ".fp8_x";
 // On their way into the experts' products (model/float8_rows.h): the rows of all, or an expert's dy
-// along the tokens; an expert's x along the tokens; and for these three the largest magnitude and
-// the inverse of the scale.
+// along the tokens; an expert's x along the tokens; and for these three, [3, kFloat8Numbers], the
+// inverse of the scale and the largest magnitude.
 inline constexpr const char* kFloat8ExpertRows = "fp8.expert_rows";
 inline constexpr const char* kFloat8ExpertX = "fp8.expert_x";
 inline constexpr const char* kFloat8ExpertNumbers = "fp8.expert_numbers";

@@ -35,7 +35,7 @@ void add_float8_scratch(ArenaBuilder& arena, const ModelShape& shape, const Memo
   arena.add(kFloat8ExpertRows, DType::u8,
             {std::max(rows * std::max(expert_in, expert_out), tokens * expert_out)});
   arena.add(kFloat8ExpertX, DType::f8_e4m3, {expert_in, tokens});
-  arena.add(kFloat8ExpertNumbers, DType::f32, {3, 2});
+  arena.add(kFloat8ExpertNumbers, DType::f32, {3, kFloat8Numbers});
 }
 
 }  // namespace

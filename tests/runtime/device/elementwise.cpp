@@ -125,24 +125,33 @@ TEST_CASE("outputs that go around the caches are whole") {
   // More than 8 MB per thread, at aligned addresses, with a tail.
   const int64_t n = (int64_t{3} << 21) + 5;
   for_each_device([&](Device& device) {
-    auto* wide = static_cast<float*>(device.allocate(static_cast<size_t>(n) * 4));
-    auto* narrow = static_cast<uint16_t*>(device.allocate(static_cast<size_t>(2 * n) * 2));
-    device.fill(Tensor(wide, DType::f32, {n}), 2.5f);
-    CHECK(std::all_of(wide, wide + n, [](float x) { return x == 2.5f; }));
+    void* const memory = device.allocate(static_cast<size_t>(n) * 4);
+    void* const other = device.allocate(static_cast<size_t>(n) * 4);
+    const Tensor wide(memory, DType::f32, {n});
+    std::vector<float> numbers(static_cast<size_t>(n)), back(numbers.size());
+    for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i % 255);
+    device.fill(wide, 2.5f);
+    device.copy_to_host(back.data(), wide);
+    device.synchronize();
+    CHECK(std::all_of(back.begin(), back.end(), [](float x) { return x == 2.5f; }));
     for (const DType type : {DType::bf16, DType::f16}) {
-      for (int64_t i = 0; i < n; ++i) wide[i] = static_cast<float>(i % 255);
-      device.cast(Tensor(wide, DType::f32, {n}), Tensor(narrow, type, {n}));
-      device.fill(Tensor(wide, DType::f32, {n}), 0);
-      device.cast(Tensor(narrow, type, {n}), Tensor(wide, DType::f32, {n}));
-      int64_t wrong = 0;
-      for (int64_t i = 0; i < n; ++i) wrong += wide[i] != static_cast<float>(i % 255);
-      CHECK(wrong == 0);
-      device.fill(Tensor(narrow, type, {2 * n}), 3);
+      device.copy_from_host(wide, numbers.data());
+      device.cast(wide, Tensor(other, type, {n}));
+      device.fill(wide, 0);
+      device.cast(Tensor(other, type, {n}), wide);
+      device.copy_to_host(back.data(), wide);
+      device.synchronize();
+      CHECK(back == numbers);
+      const Tensor twice(other, type, {2 * n});
+      device.fill(twice, 3);
+      std::vector<uint16_t> threes(static_cast<size_t>(2 * n));
+      device.copy_to_host(threes.data(), twice);
+      device.synchronize();
       const uint16_t three = type == DType::bf16 ? 0x4040 : 0x4200;
-      CHECK(std::all_of(narrow, narrow + 2 * n, [&](uint16_t x) { return x == three; }));
+      CHECK(std::all_of(threes.begin(), threes.end(), [&](uint16_t x) { return x == three; }));
     }
-    device.free(wide);
-    device.free(narrow);
+    device.free(memory);
+    device.free(other);
   });
 }
 

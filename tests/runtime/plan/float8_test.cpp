@@ -57,7 +57,7 @@ TEST_CASE("fp8 computes in bf16 but for the copies of weights and scratch of its
   }
   // Three numbers of 4 layers' 4 linears, in the one slot; what goes into QKV, up and down (64, 64
   // and 256 elements of each of 64 tokens) in one byte instead of two, and in two while it is used.
-  CHECK(with.find(kFloat8Operands)->shape == std::vector<int64_t>{4, 4, 3});
+  CHECK(with.find(kFloat8Operands)->shape == std::vector<int64_t>{4, 4, 4});
   const int64_t inputs = 64 * (64 + 64 + 256);
   CHECK(with.bytes_of_category(MemoryCategory::activations) -
             without.bytes_of_category(MemoryCategory::activations) ==
