@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kBlock)
     column_sums_kernel(Source source, int64_t rows, int64_t cols, int64_t rows_per_chunk,
                        float* partials) {
   constexpr int kWidth = static_cast<int>(kWarp) * N;
-  __shared__ float shared[kOutputs][kWarps][kWidth];
+  alignas(16) __shared__ float shared[kOutputs][kWarps][kWidth];
   const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int64_t first_column = int64_t{blockIdx.x} * kWidth;
   const int64_t column = first_column + lane * N;
@@ -27,8 +27,15 @@ __global__ void __launch_bounds__(kBlock)
       source.template add<N>(row, column, sums);
     }
   }
+  // 16 bytes at once: of single ones the lanes' addresses are N apart, N to a bank.
+  constexpr int kPiece = N < 4 ? N : 4;
   for (int o = 0; o < kOutputs; ++o) {
-    for (int k = 0; k < N; ++k) shared[o][warp][lane * N + k] = sums[o].at[k];
+    for (int first = 0; first < N; first += kPiece) {
+      Pack<float, kPiece> piece;
+      for (int k = 0; k < kPiece; ++k) piece.at[k] = sums[o].at[first + k];
+      *reinterpret_cast<Pack<float, kPiece>*>(
+          &shared[o][warp][lane * N + static_cast<unsigned>(first)]) = piece;
+    }
   }
   __syncthreads();
   const auto width = static_cast<int>(min(int64_t{kWidth}, cols - first_column));

@@ -274,15 +274,29 @@ __global__ void __launch_bounds__(kBlock, kHeld > 3 ? 1 : 2) backward_kernel(Bac
     }
   } else {
     // The teams' sums are added in order.
-    __shared__ float both[2][kTeams > 1 ? kWidth : 1];
+    constexpr int kPiece = N < 4 ? N : 4;
+    alignas(16) __shared__ float both[2][kTeams > 1 ? kWidth : 1];
     for (int t = 0; t < kTeams; ++t) {
       __syncthreads();
       if (team != t) continue;
       for (int j = 0; j < kHeld; ++j) {
         const int i = (j * kTeam + rank) * N;
-        for (int k = 0; k < N; ++k) {
-          both[0][i + k] = t == 0 ? dgamma[j].at[k] : both[0][i + k] + dgamma[j].at[k];
-          both[1][i + k] = t == 0 ? dbeta[j].at[k] : both[1][i + k] + dbeta[j].at[k];
+        // 16 bytes at once: of single ones the lanes' addresses are N apart, N to a bank.
+        for (int first = 0; first < N; first += kPiece) {
+          auto& gammas = *reinterpret_cast<Pack<float, kPiece>*>(&both[0][i + first]);
+          auto& betas = *reinterpret_cast<Pack<float, kPiece>*>(&both[1][i + first]);
+          Pack<float, kPiece> gamma = {}, beta = {};
+          if (t > 0) {
+            gamma = gammas;
+            beta = betas;
+          }
+          for (int k = 0; k < kPiece; ++k) {
+            const float to_gamma = dgamma[j].at[first + k], to_beta = dbeta[j].at[first + k];
+            gamma.at[k] = t == 0 ? to_gamma : gamma.at[k] + to_gamma;
+            beta.at[k] = t == 0 ? to_beta : beta.at[k] + to_beta;
+          }
+          gammas = gamma;
+          betas = beta;
         }
       }
     }
