@@ -81,13 +81,16 @@ inline int64_t stats_stride(int64_t seq) {
 inline int64_t attention_stats(const AttentionSize& s) {
   return s.batch * s.heads * stats_stride(s.seq) * 8;
 }
-// Whether Hopper's kernel is for calls of this kind, and whether that makes dQ along with dK and
-// dV (attention_query_sums.h).
+// Whether Hopper's kernel is for calls of this kind, and whether that makes dQ along with dK and dV
+// (attention_query_sums.h). Measured on an H200 (docs/benchmarks/gpu-h200.md), against a kernel of
+// its own for dQ: with heads of 64 it takes 4 to 6 % less at 1,024 tokens and 6 % more at 4,096,
+// with heads of 128 2 to 16 % more; with heads of 96, whose panels of 32 two consumers cannot share
+// evenly, there is none.
 inline bool fits_warpgroups(DType dtype, int64_t seq, int64_t head_dim) {
   return dtype != DType::f32 && (head_dim == 64 || head_dim == 96 || head_dim == 128) && seq >= 32;
 }
-inline bool is_joint(int64_t head_dim) {
-  return head_dim != 96;
+inline bool is_joint(int64_t seq, int64_t head_dim) {
+  return head_dim == 64 && seq <= 2048;
 }
 // Its sums of dQ, in f32: a warp has 16 x 64 of a tile, of which there are eight, and a turn; and
 // one number for all.
@@ -145,7 +148,7 @@ struct KernelNeeds {
 inline int64_t most_scratch(const KernelNeeds& needs, bool joint) {
   namespace of = kernel_scratch;
   const of::AttentionSize& attention = needs.attention;
-  const bool sums = joint && of::is_joint(attention.head_dim) &&
+  const bool sums = joint && of::is_joint(attention.seq, attention.head_dim) &&
                     of::fits_warpgroups(needs.compute, attention.seq, attention.head_dim);
   int64_t most = of::attention_backward(attention, sums);
   if (most <= needs.attention_room) most = 0;

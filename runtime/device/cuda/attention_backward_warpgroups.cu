@@ -1,5 +1,5 @@
 // Attention backward on Hopper (attention_panels.h): a kernel for dQ and one for dK and dV, or, for
-// heads of 64 and 128, one for all (attention_query_sums.h).
+// heads of 64, one for all (attention_query_sums.h).
 #include "runtime/device/cuda/attention_query_sums.h"
 #include "runtime/device/cuda/attention_warpgroups.h"
 #include "runtime/device/cuda/ops.h"
@@ -423,7 +423,7 @@ void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, v
     using T = decltype(type);
     constexpr int kDim = decltype(dim)::value;
     constexpr bool kLimited = decltype(limited)::value;
-    if constexpr (kDim != 96) {
+    if constexpr (kDim == 64) {
       if (is_joint(queue, w)) return launch_joint<T, kDim, kLimited>(queue, w, scratch);
     }
     launch_two<T, kDim, kLimited>(queue, w);

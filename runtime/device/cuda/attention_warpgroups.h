@@ -17,10 +17,9 @@ inline bool fits_warpgroups(const Queue& queue, const AttentionShape& s, DType d
 // `scratch`: so many bytes, 16-byte aligned.
 inline constexpr int64_t kForwardScratch = 16;
 void forward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch);
-// Whether dQ is made along with dK and dV, in sums that `scratch` begins with. Heads of 96 have
-// panels of 32, which two consumers cannot share evenly.
+// Whether dQ is made along with dK and dV, in sums that `scratch` begins with.
 inline bool is_joint(const Queue& queue, const AttentionWork& w) {
-  return queue.has_joint_backward() && kernel_scratch::is_joint(w.head_dim);
+  return queue.has_joint_backward() && kernel_scratch::is_joint(w.seq, w.head_dim);
 }
 void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch);
 

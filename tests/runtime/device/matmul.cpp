@@ -180,6 +180,7 @@ void check(const Case& c) {
     // On a GPU what a product is added to, or what is added to it, may meet it rounded (Matmul).
     if (mtl::test::gpu_under_test() != nullptr && (c.accumulate || c.bias != 0)) {
       summed += 1.01 * unit(c.out) * std::abs(product) + smallest(c.out);
+      if (c.accumulate) summed += 1.01 * unit(c.out) * std::abs(product + before(at));
     }
     double expected = sum, allowed = summed + 1.01 * unit(c.out) * std::abs(sum) + smallest(c.out);
     if (c.epilogue == Epilogue::gelu) {
