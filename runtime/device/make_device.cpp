@@ -61,10 +61,6 @@ DeviceChoice choose_device(const DeviceSigns& signs, const DeviceRequest& reques
   if (!signs.library) {
     return {.gpu = false, .why = "no GPU: libmtl_cuda.so is not installed, see mtl env"};
   }
-  // Nobody gets it unasked before it has run on a GPU (docs/how-to/use-gpus.md).
-  if (signs.wanted.empty()) {
-    return {.gpu = false, .why = "a GPU is here: MTL_DEVICE=auto tries the engine for it"};
-  }
   return {.gpu = true, .why = {}};
 }
 

@@ -17,7 +17,7 @@ struct DeviceRequest {
 
 // What there is to know before anything is loaded.
 struct DeviceSigns {
-  std::string wanted;             // MTL_DEVICE; "" = cpu, as long as no GPU has been seen working
+  std::string wanted;             // MTL_DEVICE; "" = auto
   bool use_cpu = false;           // ACCELERATE_USE_CPU, as mtl launch --cpu sets it
   bool gpu_files = false;         // /dev/nvidiactl is there
   const char* visible = nullptr;  // CUDA_VISIBLE_DEVICES
