@@ -10,7 +10,7 @@ target_link_libraries(mtl_host_device PUBLIC mtl_runtime PRIVATE mtl_flags)
 # CUDA's headers, and stand-ins for them by the same names.
 set_target_properties(mtl_host_device PROPERTIES UNITY_BUILD OFF)
 target_link_libraries(test_runtime_device PRIVATE mtl_host_device)
-set_source_files_properties(runtime/device/host_cuda_graphs.cpp
+set_source_files_properties(runtime/device/cuda_device.cpp runtime/device/host_cuda_graphs.cpp
   PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 
 set(transport ${CMAKE_SOURCE_DIR}/runtime/comm/nccl)
