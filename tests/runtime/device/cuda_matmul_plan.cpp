@@ -63,8 +63,8 @@ struct Product {
         b(f.type_of_b(), {f.tb ? f.n : f.k, f.tb ? f.k : f.n}, offset),
         c(f.out, {f.m, f.n}, offset),
         aux(f.out, {f.m, f.n}, offset),
-        scale_a(DType::f32, {1}),
-        scale_b(DType::f32, {1}),
+        scale_a(DType::f32, {1}, 0),
+        scale_b(DType::f32, {1}, 0),
         bias(f.bias == 2 ? (f.in == DType::f16 ? DType::f16 : DType::bf16) : DType::f32, {f.n},
              offset) {
     a.randomize(random);
