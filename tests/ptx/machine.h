@@ -153,7 +153,7 @@ class Warp {
 
 class Grid {
  public:
-  explicit Grid(const Launch& launch) : launch(launch), random(launch.seed) {}
+  explicit Grid(const Launch& started) : launch(started), random(started.seed) {}
   void run();
 
   const Launch& launch;

@@ -7,13 +7,17 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace mtl::ptx {
 
 inline constexpr int kLanes = 32;
+// Of every block's shared memory, on Hopper: no variable has an address below.
+inline constexpr size_t kReservedShared = 1024;
 using Mask = uint32_t;  // of a warp's lanes
 
 class Warp;
@@ -47,10 +51,11 @@ struct Operand {
   } kind = Kind::none;
   File file = File::narrow;
   bool negated = false;  // "!%p"
+  bool half = false;     // a narrow register of 16 bits
   int index = -1;        // value, and address: in `file`; label: the instruction it stands before
   int narrow = -1, wide = -1;
   int64_t offset = 0;
-  uint64_t bits = 0;         // of a constant (f32: of 32 bits)
+  uint64_t bits = 0;           // of a constant (f32: of 32 bits)
   std::vector<Operand> parts;  // of a list; of an address with more in its brackets: what follows
 };
 
@@ -63,8 +68,8 @@ struct Instruction {
   bool aligned = false;
   // What find_*() below keep of the name for their handlers.
   int a = 0, b = 0, c = 0;
-  int line = 0;         // of the module's text
-  std::string opcode;   // "ld.shared.v4.f32"
+  int line = 0;           // of the module's text
+  std::string opcode;     // "ld.shared.v4.f32"
   std::string_view text;  // the statement
 };
 
@@ -79,8 +84,23 @@ struct Constants {
   std::vector<std::pair<int, uint64_t>> wide;
 };
 // Special registers, each (if the kernel has it) in a narrow register.
-enum class Special : uint8_t { tid_x, tid_y, tid_z, ctaid_x, ctaid_y, ctaid_z, ntid_x, ntid_y,
-                               ntid_z, nctaid_x, nctaid_y, nctaid_z, laneid, warpid, lanemask_lt };
+enum class Special : uint8_t {
+  tid_x,
+  tid_y,
+  tid_z,
+  ctaid_x,
+  ctaid_y,
+  ctaid_z,
+  ntid_x,
+  ntid_y,
+  ntid_z,
+  nctaid_x,
+  nctaid_y,
+  nctaid_z,
+  laneid,
+  warpid,
+  lanemask_lt
+};
 
 struct Kernel {
   std::string name;
@@ -89,21 +109,48 @@ struct Kernel {
   int predicates = 0, narrows = 0, wides = 0;
   Constants constants;
   std::vector<std::pair<Special, int>> specials;
-  size_t static_shared = 0;   // bytes; the dynamic ones begin behind them, at a multiple of 128
-  size_t local_bytes = 0;     // of a thread
+  // Where the static shared memory ends, of which the first kReservedShared bytes are the system's,
+  // and where the dynamic one begins.
+  size_t static_shared = kReservedShared, dynamic_shared = kReservedShared;
+  size_t local_bytes = 0;  // of a thread
   unsigned most_threads = 1024;
   std::vector<Instruction> instructions;
 };
 
-struct Module {
-  std::string text;
-  int version = 0;      // 90 for ".version 9.0"
-  std::string target;   // "sm_90a"
-  std::map<std::string, Kernel, std::less<>> kernels;
-};
+// Kernels are taken apart when they are asked for. Errors are std::runtime_error with line and
+// text.
+class Module {
+ public:
+  explicit Module(std::string text);
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
 
-// Throws std::runtime_error with line and text.
-std::shared_ptr<const Module> parse(std::string text);
+  const std::string& text() const { return text_; }
+  const std::string& target() const { return target_; }  // "sm_90a"
+  std::vector<std::string> names() const;
+  bool has(std::string_view name) const { return sources_.find(name) != sources_.end(); }
+  // May be called by several threads.
+  const Kernel& kernel(std::string_view name) const;
+
+  // Variables of a module.
+  struct Shared {
+    size_t bytes = 0, align = 1;
+    bool dynamic = false;
+  };
+  const std::map<std::string, Shared, std::less<>>& shared() const { return shared_; }
+
+ private:
+  struct Source {
+    std::string_view text;  // from ".entry" on
+    int line = 0;
+  };
+  const std::string text_;
+  std::string target_;
+  std::map<std::string, Source, std::less<>> sources_;
+  std::map<std::string, Shared, std::less<>> shared_;
+  mutable std::mutex mutex_;
+  mutable std::map<std::string, std::unique_ptr<const Kernel>, std::less<>> kernels_;
+};
 
 // An opcode in its parts: "ld.shared.v4.f32" is {"ld", "shared", "v4", "f32"}.
 using Opcode = std::vector<std::string_view>;

@@ -17,7 +17,7 @@ class Watcher {
  public:
   virtual ~Watcher() = default;
 
-  // An instruction was run by these lanes; before what it has accessed is told.
+  // An instruction was run by these lanes; what it has accessed was told before.
   virtual void ran(const Warp&, const Instruction&, Mask) {}
 
   // --- generic proxy: addresses[lane] of the active lanes, `bytes` from each on
