@@ -11,7 +11,7 @@
 // The environment says which GPUs there are (all of one kind):
 //   MTL_HOST_CUDA_DEVICES         how many (1)
 //   MTL_HOST_CUDA_MEMORY_MB       memory of each (1024)
-//   MTL_HOST_CUDA_CAPABILITY      90 or 80 (90)
+//   MTL_HOST_CUDA_CAPABILITY      80, 90 or 100 (90)
 //   MTL_HOST_CUDA_LATE_MS         work begins so long after it was enqueued, unless somebody waits
 //   MTL_HOST_CUDA_URGENT_LATE_MS  for it (0); the second is of streams with a priority, which are
 //                                 those that communicate. Of one kind late and the other not, what
@@ -137,6 +137,8 @@ int gpu_count();
 Gpu& gpu(int index);
 // Whether this thread records a graph.
 bool records();
+// Returns it, and cudaGetLastError will once more.
+cudaError_t fails_with(cudaError_t error);
 // As the environment says.
 size_t memory_bytes();
 int capability();

@@ -1,7 +1,7 @@
 # What of libmtl_cuda.so its kernels are not, over a CUDA and a cuBLASLt that are none: the device by
 # itself, for the tests of its room, and all of it as a library that the program loads.
 file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp)
-list(FILTER sources EXCLUDE REGEX "/(library|nccl)\\.cpp$")
+list(FILTER sources EXCLUDE REGEX "/(library|nccl|kernels|kernel_watchers|ptx_maps)\\.cpp$")
 add_library(mtl_host_device OBJECT ${sources} support/fake_cublaslt.cpp ${cuda}/cuda_device.cpp
   ${cuda}/cuda_errors.cpp ${cuda}/lt_matmul.cpp ${cuda}/cudnn_attention.cpp ${cuda}/tensor_map.cpp)
 target_include_directories(mtl_host_device SYSTEM PUBLIC ${toolkit}/include)
@@ -22,6 +22,21 @@ target_include_directories(mtl_host_cuda PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 target_compile_definitions(mtl_host_cuda PRIVATE MTL_CUDA_ARCHITECTURES=80,90)
 target_link_libraries(mtl_host_cuda PRIVATE mtl_runtime mtl_flags)
 set_target_properties(mtl_host_cuda PROPERTIES
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests
+  LINK_OPTIONS "-Wl,--version-script=${CMAKE_SOURCE_DIR}/runtime/device/cuda/plugin.map;-Wl,-z,defs")
+
+# libmtl_cuda.so's own objects, as gcc and nvcc have made them, over the same: kernels by the machine
+# that runs their PTX. (Of mtl_host_device's objects those of files elsewhere have a __ in their names.)
+add_library(mtl_ptx_cuda MODULE host_cuda/library.cpp host_cuda/kernels.cpp
+  host_cuda/kernel_watchers.cpp host_cuda/ptx_maps.cpp
+  $<TARGET_OBJECTS:mtl_cuda> ${mtl_cuda_objects} $<TARGET_OBJECTS:mtl_ptx>
+  "$<FILTER:$<TARGET_OBJECTS:mtl_host_device>,EXCLUDE,/__/|/emulated_maps[.]cpp>"
+  $<FILTER:$<TARGET_OBJECTS:mtl_test_cuda>,INCLUDE,/lt_product[.]cpp>)
+target_include_directories(mtl_ptx_cuda SYSTEM PRIVATE ${toolkit}/include)
+target_include_directories(mtl_ptx_cuda PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+target_link_libraries(mtl_ptx_cuda PRIVATE mtl_runtime mtl_flags ${ZSTD_LIBRARY})
+add_dependencies(mtl_ptx_cuda mtl_cuda)
+set_target_properties(mtl_ptx_cuda PROPERTIES UNITY_BUILD OFF
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests
   LINK_OPTIONS "-Wl,--version-script=${CMAKE_SOURCE_DIR}/runtime/device/cuda/plugin.map;-Wl,-z,defs")
 

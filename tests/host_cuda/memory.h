@@ -21,6 +21,8 @@ bool free_piece(void* begin, bool pinned);
 // The piece that `bytes` from `address` on belong to; with no `begin`, memory that CUDA does not
 // know.
 Piece piece_at(const void* address, size_t bytes);
+// Whether CUDA knows all of [address, + bytes). Cheap: what has been asked last is remembered.
+bool knows(const void* address, size_t bytes);
 size_t free_bytes(const Gpu& gpu);
 
 }  // namespace mtl::host_cuda

@@ -79,6 +79,9 @@ const bool kLaunches = [] {
 bool mtl::host_cuda::records() {
   return !captures.empty();
 }
+cudaError_t mtl::host_cuda::fails_with(cudaError_t error) {
+  return done(error);
+}
 
 extern "C" {
 
@@ -122,7 +125,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   const int number = gpu(device).number();
   *properties = {};
   // Names of the catalogue: of others the program measures how fast they multiply.
-  std::strcpy(properties->name, capability() == 90 ? "NVIDIA H200" : "NVIDIA A100-SXM4-80GB");
+  std::strcpy(properties->name, capability() >= 100  ? "NVIDIA B200"
+                                : capability() == 90 ? "NVIDIA H200"
+                                                     : "NVIDIA A100-SXM4-80GB");
   properties->uuid.bytes[15] = static_cast<char>(number + 1);
   properties->totalGlobalMem = memory_bytes();
   properties->major = capability() / 10;

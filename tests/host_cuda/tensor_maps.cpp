@@ -1,15 +1,13 @@
 // The one function of CUDA's driver that mtl asks for, with the rules of its documentation ("CUDA
-// Driver API", Tensor Map Object Management): what the copy engine of support/warpgroup_on_host.h
-// is told.
+// Driver API", Tensor Map Object Management).
+#include "host_cuda/tensor_maps.h"
+
+#include <algorithm>
 #include <cstring>
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include "support/warpgroup_on_host.h"
-
 namespace {
-
-using mtl::gpu_on_host::TensorMap;
 
 // Tiles of 16-bit elements alone, four dimensions, in panels of 128 or 64 bytes.
 CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
@@ -27,24 +25,18 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
   for (cuuint32_t i = 0; fits && i + 1 < rank; ++i) {
     fits = strides[i] % 16 == 0 && strides[i] >= sizes[i] && strides[i] < uint64_t{1} << 40;
   }
-  const uint32_t panel_bytes = swizzle == CU_TENSOR_MAP_SWIZZLE_128B  ? 128
-                               : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64
-                                                                      : 0;
-  // More than the emulated engine can: heads side by side, sequences one behind the other.
-  fits = fits && 2 * box[0] == panel_bytes && box[1] == 1 && box[3] == 1 &&
-         strides[0] == 2 * sizes[0] && strides[2] == sizes[2] * strides[1];
+  const uint32_t swizzle_bytes = swizzle == CU_TENSOR_MAP_SWIZZLE_128B  ? 128
+                                 : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64
+                                                                        : 0;
+  fits = fits && 2 * box[0] % 16 == 0 && 2 * box[0] <= swizzle_bytes;
   if (!fits) return CUDA_ERROR_INVALID_VALUE;
-  TensorMap made;
-  made.data = static_cast<const unsigned char*>(address);
-  made.dim = static_cast<int64_t>(sizes[0]);
-  made.heads = static_cast<int64_t>(sizes[1]);
-  made.seq = static_cast<int64_t>(sizes[2]);
-  made.batch = static_cast<int64_t>(sizes[3]);
-  made.row_stride = static_cast<int64_t>(strides[1] / 2);
-  made.rows = static_cast<int>(box[2]);
-  made.panel = static_cast<int>(box[0]);
-  std::memcpy(map, &made, sizeof made);
-  return CUDA_SUCCESS;
+  mtl::host_cuda::TiledTensor tensor;
+  tensor.data = static_cast<const unsigned char*>(address);
+  std::copy_n(sizes, 4, tensor.sizes);
+  std::copy_n(strides, 3, tensor.strides);
+  std::copy_n(box, 4, tensor.box);
+  tensor.swizzle_bytes = swizzle_bytes;
+  return write_map(tensor, map) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 }  // namespace

@@ -37,13 +37,23 @@ message(STATUS "GPU engine: with ${MTL_NVCC}")
 
 set(MTL_CUDA_ARCHITECTURES 80 90 100 CACHE STRING
   "compute capabilities that libmtl_cuda.so has code for, ascending; PTX of the last one too")
-set(architectures)
-foreach(arch ${MTL_CUDA_ARCHITECTURES})
-  list(APPEND architectures -gencode arch=compute_${arch},code=sm_${arch})
-endforeach()
 list(GET MTL_CUDA_ARCHITECTURES -1 newest)
 list(GET MTL_CUDA_ARCHITECTURES 0 oldest)
-list(APPEND architectures -gencode arch=compute_${newest},code=compute_${newest})
+# code_of(OUT ARCH): machine code of one, and the PTX that it is made from where somebody reads it:
+# drivers of the last one, and of all of them the tests, which run PTX where there is no GPU
+# (tests/ptx). It is packed, a tenth of the code.
+function(code_of out arch)
+  set(code sm_${arch})
+  if(MTL_TESTS OR arch STREQUAL newest)
+    set(code [sm_${arch},compute_${arch}])
+  endif()
+  set(${out} -gencode arch=compute_${arch},code=${code} PARENT_SCOPE)
+endfunction()
+set(architectures)
+foreach(arch ${MTL_CUDA_ARCHITECTURES})
+  code_of(code ${arch})
+  list(APPEND architectures ${code})
+endforeach()
 
 set(folder ${CMAKE_CURRENT_SOURCE_DIR}/runtime/device/cuda)
 set(nvcc_flags -std=c++20 -ccbin ${CMAKE_CXX_COMPILER} -I${CMAKE_CURRENT_SOURCE_DIR}
@@ -82,12 +92,12 @@ file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/cuda)
 
 # Kernels for every architecture; what only calls them for one. The other .cpp files do without
 # nvcc.
-set(objects)
+set(mtl_cuda_objects)
 file(GLOB kernels CONFIGURE_DEPENDS ${folder}/*.cu)
 foreach(source ${kernels})
   set(for ${architectures})
   if(source MATCHES warpgroups)  # sm_90a has instructions that nothing else has
-    set(for -gencode arch=compute_90a,code=sm_90a)
+    code_of(for 90a)
   endif()
   # Left to choose, nvcc makes one operation of a product and a sum here and not there: of AdamW's
   # second moment in packs another one than of single elements, of dropout onto the residual in the
@@ -99,18 +109,18 @@ foreach(source ${kernels})
     list(APPEND for -fmad=false)
   endif()
   mtl_nvcc(object ${source} ${for})
-  list(APPEND objects ${object})
+  list(APPEND mtl_cuda_objects ${object})
 endforeach()
 foreach(name cuda_device tensor_map)
   mtl_nvcc(object ${folder}/${name}.cpp -gencode arch=compute_${oldest},code=sm_${oldest})
-  list(APPEND objects ${object})
+  list(APPEND mtl_cuda_objects ${object})
 endforeach()
 file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp)
 list(FILTER sources EXCLUDE REGEX "/(cuda_device|tensor_map)\\.cpp$")
 file(GLOB transport CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/runtime/comm/nccl/*.cpp)
 list(APPEND sources ${transport})
 
-add_library(mtl_cuda MODULE ${sources} ${objects})
+add_library(mtl_cuda MODULE ${sources} ${mtl_cuda_objects})
 target_include_directories(mtl_cuda SYSTEM PRIVATE ${toolkit}/include)
 list(JOIN MTL_CUDA_ARCHITECTURES "," listed)
 target_compile_definitions(mtl_cuda PRIVATE MTL_CUDA_ARCHITECTURES=${listed})
