@@ -91,6 +91,10 @@ int capability() {
   return value;
 }
 
+size_t most_shared_bytes() {
+  return size_t{capability() < 90 ? 163u : 227u} << 10;
+}
+
 Stream::Stream(Gpu& gpu, bool urgent)
     : gpu_(gpu), late_(lateness(urgent)), thread_([this] { serve(); }) {}
 

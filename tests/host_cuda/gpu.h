@@ -142,5 +142,8 @@ cudaError_t fails_with(cudaError_t error);
 // As the environment says.
 size_t memory_bytes();
 int capability();
+// Static and dynamic ones of a block together ("CUDA C++ Programming Guide", Technical
+// Specifications per Compute Capability).
+size_t most_shared_bytes();
 
 }  // namespace mtl::host_cuda

@@ -102,11 +102,6 @@ cudaError_t refuse(cudaError_t error, const Registered& kernel, const std::strin
   return fails_with(error);
 }
 
-// Static and dynamic together ("CUDA C++ Programming Guide", Technical Specifications per Compute
-// Capability).
-size_t most_shared_bytes() {
-  return size_t{capability() < 90 ? 163u : 227u} << 10;
-}
 constexpr size_t kSharedBytesUnasked = 48 << 10;
 size_t static_bytes_of(const ptx::Kernel& kernel) {
   return kernel.dynamic_shared - ptx::kReservedShared;  // with what aligns the dynamic ones

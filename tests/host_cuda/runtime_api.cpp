@@ -133,6 +133,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->major = capability() / 10;
   properties->minor = capability() % 10;
   properties->multiProcessorCount = 2;
+  properties->l2CacheSize = (capability() >= 90 ? 50 : 40) << 20;
+  properties->sharedMemPerBlockOptin = most_shared_bytes();
   properties->pciBusID = 16 + number;
   return cudaSuccess;
 }
@@ -142,6 +144,12 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
       *value = properties.multiProcessorCount;
+      return cudaSuccess;
+    case cudaDevAttrL2CacheSize:
+      *value = properties.l2CacheSize;
+      return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = static_cast<int>(properties.sharedMemPerBlockOptin);
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
       *value = properties.major;
