@@ -85,6 +85,38 @@ TEST_CASE("the GPU engine trains as the CPU, and however its work is enqueued wi
   CHECK(trained(on_gpus(1, {{"MTL_HOST_CUDA_LATE_MS", "2"}}), 3).second == tensors);
 }
 
+TEST_CASE("what nvcc has made of the GPU engine trains as the CPU") {
+  // Its kernels' PTX is run, of Hopper with its own attention, and of Ampere.
+  const std::vector<std::string> settings = {"model.hidden=64",
+                                             "model.heads=1",
+                                             "precision.dtype=bf16",
+                                             "model.dropout.hidden=0.1",
+                                             "model.activation=swiglu",
+                                             "train.steps=2",
+                                             "lr.decay=2"};
+  const auto trained = [&](const Env& env) {
+    Shell shell;
+    write_recipe(shell, 2);
+    const Outcome outcome = launch_on(shell, 1, env, settings);
+    CAPTURE(outcome.err);
+    REQUIRE(outcome.code == 0);
+    CHECK_FALSE(has(outcome.err, "warning"));
+    if (env.contains("MTL_CUDA_LIBRARY")) {
+      CHECK(has(outcome.err, "sm_" + env.at("MTL_HOST_CUDA_CAPABILITY")));
+      CHECK(has(outcome.err, "replayed as CUDA graphs"));
+    }
+    return losses_of(shell);
+  };
+  const std::vector<double> cpu = trained({{"MTL_DEVICE", "cpu"}});
+  CHECK(cpu.size() == 3);
+  for (const char* const capability : {"90", "80"}) {
+    const Env env = on_gpus(1, {{"MTL_CUDA_LIBRARY", MTL_PTX_CUDA_LIBRARY},
+                                {"MTL_HOST_CUDA_CAPABILITY", capability},
+                                {"MTL_PTX_WATCH", "races"}});
+    CHECK(distance(trained(env), cpu) < 2e-3);
+  }
+}
+
 TEST_CASE("blocks side by side and exact GELU on GPUs are those of the CPU") {
   const std::vector<std::string> model = {"model.activation=gelu_exact",
                                           "model.parallel_residual=true",

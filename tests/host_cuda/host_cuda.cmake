@@ -40,6 +40,22 @@ set_target_properties(mtl_ptx_cuda PROPERTIES UNITY_BUILD OFF
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests
   LINK_OPTIONS "-Wl,--version-script=${CMAKE_SOURCE_DIR}/runtime/device/cuda/plugin.map;-Wl,-z,defs")
 
+# Some of the op table with it; all of it: tests/scripts/ptx_ops BUILD.
+function(ptx_ops name tests without)
+  add_test(NAME "ptx: ${name}" COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/scripts/ptx_ops
+    ${CMAKE_BINARY_DIR} ${tests} ${without})
+  set_tests_properties("ptx: ${name}" PROPERTIES ENVIRONMENT "${ARGN}" TIMEOUT 600)
+endfunction()
+set(long "matmul: results*,matmul: bias*,matmul: every*,fp8: products*,fp8: an op*,*every width*"
+  "route_experts*,a residual*,the exponential*,rows of*,cuda: sums*,outputs that go*")
+list(JOIN long "," long)
+ptx_ops("ops" "*" "attention:*,${long}")
+ptx_ops("attention of Hopper" "attention: stages*,attention: tensor cores at*" ""
+  MTL_ATTENTION=own MTL_PTX_WATCH=races)
+ptx_ops("attention of Hopper, backward in two" "attention: stages*" "" MTL_ATTENTION=split)
+ptx_ops("attention and norms of Ampere" "attention: tensor cores at*,*norm forward*,*norm_forward*"
+  "" MTL_HOST_CUDA_CAPABILITY=80)
+
 # By NCCL's name, in a folder of its own for LD_LIBRARY_PATH.
 add_library(mtl_host_nccl MODULE host_cuda/nccl.cpp)
 target_include_directories(mtl_host_nccl PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
