@@ -11,7 +11,7 @@ target_link_libraries(mtl_host_device PUBLIC mtl_runtime PRIVATE mtl_flags)
 set_target_properties(mtl_host_device PROPERTIES UNITY_BUILD OFF)
 target_link_libraries(test_runtime_device PRIVATE mtl_host_device)
 set_source_files_properties(runtime/device/cuda_device.cpp runtime/device/host_cuda_graphs.cpp
-  PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  runtime/device/host_cuda_kernels.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 
 set(transport ${CMAKE_SOURCE_DIR}/runtime/comm/nccl)
 add_library(mtl_host_cuda MODULE host_cuda/library.cpp ${cuda}/plugin.cpp
@@ -27,9 +27,14 @@ set_target_properties(mtl_host_cuda PROPERTIES
 
 # libmtl_cuda.so's own objects, as gcc and nvcc have made them, over the same: kernels by the machine
 # that runs their PTX. (Of mtl_host_device's objects those of files elsewhere have a __ in their names.)
-add_library(mtl_ptx_cuda MODULE host_cuda/library.cpp host_cuda/kernels.cpp
-  host_cuda/kernel_watchers.cpp host_cuda/ptx_maps.cpp
+add_library(mtl_host_kernels OBJECT host_cuda/kernels.cpp host_cuda/kernel_watchers.cpp)
+target_include_directories(mtl_host_kernels SYSTEM PRIVATE ${toolkit}/include)
+target_link_libraries(mtl_host_kernels PUBLIC mtl_ptx PRIVATE mtl_flags)
+set_target_properties(mtl_host_kernels PROPERTIES UNITY_BUILD OFF)
+target_link_libraries(test_runtime_device PRIVATE mtl_host_kernels mtl_ptx)
+add_library(mtl_ptx_cuda MODULE host_cuda/library.cpp host_cuda/ptx_maps.cpp
   $<TARGET_OBJECTS:mtl_cuda> ${mtl_cuda_objects} $<TARGET_OBJECTS:mtl_ptx>
+  $<TARGET_OBJECTS:mtl_host_kernels>
   "$<FILTER:$<TARGET_OBJECTS:mtl_host_device>,EXCLUDE,/__/|/emulated_maps[.]cpp>"
   $<FILTER:$<TARGET_OBJECTS:mtl_test_cuda>,INCLUDE,/lt_product[.]cpp>)
 target_include_directories(mtl_ptx_cuda SYSTEM PRIVATE ${toolkit}/include)
