@@ -4,6 +4,24 @@
 #
 # nvcc is called by commands of our own: the CMake of Debian 12 is older than CUDA 13 (it drops
 # -std=c++20, and its check of the compiler takes longer than the kernels).
+set(folder ${CMAKE_CURRENT_SOURCE_DIR}/runtime/device/cuda)
+file(GLOB MTL_CUDA_KERNELS CONFIGURE_DEPENDS ${folder}/*.cu)
+if(MTL_UNITY)
+  # Half of the time of a small one goes into headers, for each architecture. These have no names in
+  # common.
+  foreach(together "activation;dropout;elementwise;embedding;head_norm;matmul_bias;optimizer"
+      "cross_entropy;expert_rows" "experts;float8;reduction;rope")
+    set(content)
+    foreach(name IN LISTS together)
+      list(REMOVE_ITEM MTL_CUDA_KERNELS ${folder}/${name}.cu)
+      string(APPEND content "#include \"${folder}/${name}.cu\"\n")
+    endforeach()
+    list(GET together 0 name)
+    file(CONFIGURE OUTPUT generated/${name}_and_more.cu CONTENT "${content}")
+    list(APPEND MTL_CUDA_KERNELS ${CMAKE_CURRENT_BINARY_DIR}/generated/${name}_and_more.cu)
+  endforeach()
+endif()
+
 set(MTL_CUDA AUTO CACHE STRING "the GPU engine: AUTO (where nvcc is found), ON or OFF")
 set_property(CACHE MTL_CUDA PROPERTY STRINGS AUTO ON OFF)
 
@@ -55,7 +73,6 @@ foreach(arch ${MTL_CUDA_ARCHITECTURES})
   list(APPEND architectures ${code})
 endforeach()
 
-set(folder ${CMAKE_CURRENT_SOURCE_DIR}/runtime/device/cuda)
 set(nvcc_flags -std=c++20 -ccbin ${CMAKE_CXX_COMPILER} -I${CMAKE_CURRENT_SOURCE_DIR}
   -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wshadow
   $<$<CONFIG:Debug>:-g> $<$<NOT:$<CONFIG:Debug>>:-O3> $<$<NOT:$<CONFIG:Debug>>:-DNDEBUG>)
@@ -93,8 +110,7 @@ file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/cuda)
 # Kernels for every architecture; what only calls them for one. The other .cpp files do without
 # nvcc.
 set(mtl_cuda_objects)
-file(GLOB kernels CONFIGURE_DEPENDS ${folder}/*.cu)
-foreach(source ${kernels})
+foreach(source ${MTL_CUDA_KERNELS})
   set(for ${architectures})
   if(source MATCHES warpgroups)  # sm_90a has instructions that nothing else has
     code_of(for 90a)

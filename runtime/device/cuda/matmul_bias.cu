@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <int kN>
-bool aligned(const Tensor& x) {
+bool packs_of(const Tensor& x) {
   return reinterpret_cast<uintptr_t>(x.data) % static_cast<size_t>(kN * bytes_of(x.dtype)) == 0;
 }
 
@@ -40,7 +40,7 @@ template <typename Bias, typename To>
 void start(Queue& queue, Tensor from, Tensor bias, Tensor to, bool accumulate) {
   constexpr int kN = 4;  // 16 bytes of f32
   const bool packed =
-      to.cols() % kN == 0 && aligned<kN>(from) && aligned<kN>(bias) && aligned<kN>(to);
+      to.cols() % kN == 0 && packs_of<kN>(from) && packs_of<kN>(bias) && packs_of<kN>(to);
   const int64_t count = to.numel();
   const int64_t per_block = int64_t{kThreads} * (packed ? kN : 1);
   const int64_t blocks =
