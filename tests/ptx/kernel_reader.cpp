@@ -1,166 +1,15 @@
+#include "ptx/kernel_reader.h"
+
 #include <algorithm>
-#include <bit>
 #include <charconv>
 #include <optional>
-#include <stdexcept>
 #include <unordered_map>
 
-#include <fmt/format.h>
-
-#include "ptx/module.h"
+#include "ptx/reader.h"
 
 namespace mtl::ptx {
 
 namespace {
-
-bool is_space(char c) {
-  return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\0';  // which ends a text
-}
-bool is_word(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-         c == '$' || c == '%' || c == '.' || c == ':';
-}
-std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
-  while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
-  return text;
-}
-
-[[noreturn]] void refuse(int line, std::string_view text, std::string_view what) {
-  throw std::runtime_error(fmt::format("PTX, line {}: {}: {}", line, what, trimmed(text)));
-}
-
-// Goes through a text, word by word.
-class Reader {
- public:
-  Reader(std::string_view text, int line) : text_(text), line_(line) {}
-
-  int line() const { return line_; }
-  size_t at() const { return at_; }
-  bool ended() {
-    skip();
-    return at_ == text_.size();
-  }
-  char peek() {
-    skip();
-    return at_ < text_.size() ? text_[at_] : '\0';
-  }
-  bool take(char c) {
-    if (peek() != c) return false;
-    ++at_;
-    return true;
-  }
-  void want(char c) {
-    if (!take(c)) refuse(line_, text_.substr(at_, 60), fmt::format("'{}' is missing before", c));
-  }
-  std::string_view word() {
-    skip();
-    const size_t begin = at_;
-    while (at_ < text_.size() && is_word(text_[at_])) ++at_;
-    if (at_ == begin) refuse(line_, text_.substr(at_, 60), "not understood");
-    return text_.substr(begin, at_ - begin);
-  }
-  // Up to one of `ends`, which stays.
-  std::string_view until(std::string_view ends) {
-    skip();
-    const size_t begin = at_;
-    while (at_ < text_.size() && ends.find(text_[at_]) == ends.npos) step();
-    return text_.substr(begin, at_ - begin);
-  }
-  std::string_view from(size_t begin) const { return text_.substr(begin, at_ - begin); }
-  // Behind the '}' that closes what was opened before.
-  void leave_braces() {
-    for (int depth = 1; depth > 0;) {
-      if (ended()) refuse(line_, "", "'}' is missing");
-      const char c = text_[at_];
-      depth += c == '{' ? 1 : c == '}' ? -1 : 0;
-      step();
-    }
-  }
-
- private:
-  void step() {
-    if (text_[at_] == '\n') ++line_;
-    ++at_;
-  }
-  void skip() {
-    while (at_ < text_.size()) {
-      if (is_space(text_[at_])) {
-        step();
-      } else if (text_.substr(at_, 2) == "//") {
-        while (at_ < text_.size() && text_[at_] != '\n') ++at_;
-      } else {
-        return;
-      }
-    }
-  }
-
-  std::string_view text_;
-  size_t at_ = 0;
-  int line_;
-};
-
-uint64_t number(std::string_view text, int line) {
-  const std::string_view whole = text;
-  const bool negative = text.starts_with('-');
-  if (negative) text.remove_prefix(1);
-  int base = 10;
-  if (text.starts_with("0f") || text.starts_with("0F") || text.starts_with("0d") ||
-      text.starts_with("0D") || text.starts_with("0x") || text.starts_with("0X")) {
-    base = 16;
-    text.remove_prefix(2);
-  }
-  if (base == 10 && text.ends_with('U')) text.remove_suffix(1);
-  uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base);
-  if (error != std::errc() || end != text.data() + text.size()) {
-    refuse(line, whole, "not a number");
-  }
-  return negative ? ~value + 1 : value;
-}
-
-size_t bytes_of(std::string_view type, int line) {
-  for (const auto& [bits, bytes] : {std::pair{"8", 1}, {"16", 2}, {"32", 4}, {"64", 8}}) {
-    if (type.size() > 2 && type.substr(2) == bits) return static_cast<size_t>(bytes);
-  }
-  refuse(line, type, "unknown type");
-}
-
-// ".align 8 .b8 name[24]", ".u64 name", behind their state space.
-struct Variable {
-  std::string_view name;
-  size_t align = 1, bytes = 0;
-  bool open = false;  // "name[]"
-};
-Variable variable(Reader& reader) {
-  Variable result;
-  std::string_view word = reader.word();
-  size_t align = 0;
-  if (word == ".align") {
-    align = number(reader.word(), reader.line());
-    word = reader.word();
-  }
-  const size_t element = bytes_of(word, reader.line());
-  if (reader.peek() == '.') {  // ".ptr .align 4": where a parameter points to
-    for (const char* const part : {".ptr", ".align", ""}) {
-      const std::string_view found = reader.word();
-      if (*part != '\0' && found != part) refuse(reader.line(), found, "unknown");
-    }
-  }
-  result.align = std::max(align, element);
-  result.name = reader.word();
-  result.bytes = element;
-  if (reader.take('[')) {
-    result.open = reader.peek() == ']';
-    result.bytes = result.open ? 0 : element * number(reader.word(), reader.line());
-    reader.want(']');
-  }
-  return result;
-}
-
-size_t aligned(size_t value, size_t align) {
-  return (value + align - 1) / align * align;
-}
 
 constexpr std::pair<std::string_view, Special> kSpecials[] = {
     {"%tid.x", Special::tid_x},
@@ -210,7 +59,8 @@ class KernelReader {
 
   void read_parameters() {
     while (!reader_.take(')')) {
-      if (reader_.word() != ".param") refuse(reader_.line(), kernel_.name, "not a parameter of");
+      if (reader_.word() != ".param")
+        not_understood(reader_.line(), kernel_.name, "not a parameter of");
       const Variable one = variable(reader_);
       const size_t offset = aligned(kernel_.parameter_bytes, one.align);
       kernel_.parameters.push_back({std::string(one.name), offset, one.bytes});
@@ -232,7 +82,7 @@ class KernelReader {
       }
       kernel_.most_threads = threads;
     } else if (name != ".minnctapersm" && name != ".maxnreg") {
-      refuse(reader_.line(), name, "unknown directive");
+      not_understood(reader_.line(), name, "unknown directive");
     }
   }
 
@@ -259,7 +109,7 @@ class KernelReader {
       reader_.take('@');
       instruction.guard_negated = reader_.take('!');
       const Register guard = find_register(reader_.word());
-      if (guard.file != File::predicate) refuse(line, reader_.from(begin), "guard");
+      if (guard.file != File::predicate) not_understood(line, reader_.from(begin), "guard");
       instruction.guard = guard.index;
     }
     const std::string_view word = reader_.word();
@@ -299,7 +149,7 @@ class KernelReader {
       if (instruction.run != nullptr) break;
     }
     if (instruction.run == nullptr) {
-      refuse(instruction.line, instruction.text, "not known how to run");
+      not_understood(instruction.line, instruction.text, "not known how to run");
     }
     kernel_.instructions.push_back(std::move(instruction));
   }
@@ -330,7 +180,7 @@ class KernelReader {
       reader_.until(name == ".loc" ? "\n" : ";");
       if (name == ".loc") return;
     } else {
-      refuse(reader_.line(), name, "unknown declaration");
+      not_understood(reader_.line(), name, "unknown declaration");
     }
     reader_.want(';');
   }
@@ -374,7 +224,7 @@ class KernelReader {
   }
   Register find_register(std::string_view name) {
     Register found{};
-    if (!find_register(name, found)) refuse(reader_.line(), name, "unknown register");
+    if (!find_register(name, found)) not_understood(reader_.line(), name, "unknown register");
     return found;
   }
 
@@ -467,7 +317,7 @@ class KernelReader {
   Operand special(std::string_view name) {
     const auto* const known = std::find_if(std::begin(kSpecials), std::end(kSpecials),
                                            [&](const auto& one) { return one.first == name; });
-    if (known == std::end(kSpecials)) refuse(reader_.line(), name, "unknown register");
+    if (known == std::end(kSpecials)) not_understood(reader_.line(), name, "unknown register");
     Operand operand;
     operand.kind = Operand::Kind::value;
     for (const auto& [special, index] : kernel_.specials) {
@@ -494,7 +344,7 @@ class KernelReader {
       } else if (!scopes_.empty()) {
         scopes_.back().jumps.emplace_back(at, i);
       } else {
-        refuse(instruction.line, instruction.text, "unknown name");
+        not_understood(instruction.line, instruction.text, "unknown name");
       }
     }
   }
@@ -513,7 +363,7 @@ class KernelReader {
     for (const Instruction& instruction : kernel_.instructions) {
       for (const Operand& operand : instruction.operands) {
         if (operand.kind == Operand::Kind::label && operand.index >= end) {
-          refuse(instruction.line, instruction.text, "nothing behind the label of");
+          not_understood(instruction.line, instruction.text, "nothing behind the label of");
         }
       }
     }
@@ -538,54 +388,8 @@ class KernelReader {
 
 }  // namespace
 
-Module::Module(std::string text) : text_(std::move(text)) {
-  Reader reader(text_, 1);
-  while (!reader.ended()) {
-    const size_t begin = reader.at();
-    const int line = reader.line();
-    const std::string_view word = reader.word();
-    if (word == ".target") {
-      target_ = trimmed(reader.until("\n,"));
-      reader.until("\n");
-    } else if (word == ".version" || word == ".address_size" || word == ".file") {
-      reader.until("\n");
-    } else if (word == ".shared") {
-      const Variable one = variable(reader);
-      reader.want(';');
-      shared_[std::string(one.name)] = {one.bytes, one.align, one.open};
-    } else if (word == ".entry") {
-      const std::string name(reader.word());
-      reader.until("{");
-      reader.want('{');
-      reader.leave_braces();
-      sources_[name] = {reader.from(begin), line};
-    } else if (word == ".section") {
-      reader.until("{");
-      reader.want('{');
-      reader.leave_braces();
-    } else if (word != ".visible" && word != ".weak" && word != ".extern") {
-      refuse(line, word, "unknown");
-    }
-  }
-}
-
-std::vector<std::string> Module::names() const {
-  std::vector<std::string> result;
-  for (const auto& [name, source] : sources_) result.push_back(name);
-  return result;
-}
-
-const Kernel& Module::kernel(std::string_view name) const {
-  const std::scoped_lock lock(mutex_);
-  const auto known = kernels_.find(name);
-  if (known != kernels_.end()) return *known->second;
-  const auto source = sources_.find(name);
-  if (source == sources_.end()) {
-    throw std::runtime_error(fmt::format("PTX: no kernel {}", name));
-  }
-  auto made = std::make_unique<const Kernel>(
-      KernelReader(*this, source->second.text, source->second.line).read());
-  return *kernels_.emplace(source->first, std::move(made)).first->second;
+Kernel read_kernel(const Module& module, std::string_view text, int line) {
+  return KernelReader(module, text, line).read();
 }
 
 }  // namespace mtl::ptx
