@@ -94,12 +94,9 @@ inline bool is_joint(int64_t seq, int64_t head_dim) {
 }
 // Its sums of dQ, in f32: a warp has 16 x 64 of a tile, of which there are eight, and a turn; and
 // one number for all.
-inline constexpr int64_t kWarpsOfTile = 8, kSumsOfWarp = 16 * 64;
-inline constexpr int64_t queries_of_tile(int64_t head_dim) {
-  return head_dim == 64 ? 128 : 64;
-}
+inline constexpr int64_t kQueriesOfTile = 128, kWarpsOfTile = 8, kSumsOfWarp = 16 * 64;
 inline int64_t query_tiles(const AttentionSize& s) {
-  return divide_up(s.seq, queries_of_tile(s.head_dim));
+  return divide_up(s.seq, kQueriesOfTile);
 }
 inline int64_t warps_of_sums(const AttentionSize& s) {
   return s.batch * s.heads * query_tiles(s) * kWarpsOfTile;

@@ -134,10 +134,10 @@ struct KeyShape {
   // As many queries as registers allow beside dK and dV; and where dQ is made, 64 x 64 of it for
   // each consumer.
   static constexpr int kKeys = kConsumers * kRows;
-  static constexpr int kQueries = kDim == 64 ? (kJoint ? 128 : 96) : 64;
+  static constexpr int kQueries = kJoint ? 128 : kDim == 64 ? 96 : 64;
   // Where there is room the next tile of keys comes while one is worked on: of 1,024 tokens it
   // meets five tiles of queries on average, and half of the time of one passes until it is there.
-  static constexpr int kKeyStages = kJoint && kDim == 64 ? 2 : 1, kStages = 4 - kKeyStages;
+  static constexpr int kKeyStages = kJoint ? 2 : 1, kStages = 4 - kKeyStages;
   static constexpr unsigned kKeyTile = 2 * kConsumers * Panels<kDim>::kOwnBytes;
   static constexpr unsigned kTile = Panels<kDim>::tile_bytes(kQueries);
   static constexpr unsigned kStatsBytes = sizeof(TwoStats) * kQueries / 2;
@@ -316,8 +316,8 @@ __global__ void __launch_bounds__(kThreads, 1)
           written_for_products();
           sync_some(kAllConsumers, kConsumerThreads);
           float dq[kSumOctets][4];
-          multiply_gradients<T, kDim>(dq, shared_address(gradients_at), shared_address(both_keys),
-                                      consumer.index);
+          multiply_gradients<T>(dq, shared_address(gradients_at), shared_address(both_keys),
+                                consumer.index);
           multiply_sums<T, kDim>(dk[0], ds, queries_at);
           products_wait<1>();
           hold(dv[0]);
@@ -330,8 +330,8 @@ __global__ void __launch_bounds__(kThreads, 1)
           const int last_of_all = min((q + Shape::kQueries - 1) / Shape::kKeys, order.tiles - 1);
           const bool is_last = own.index == last_of_all;
           turn = query_sums.turns + at;
-          add_to_queries<T, kDim>(w, place, consumer, q, query_sums.sums + at * kSumsOfWarp, turn,
-                                  own.index - first_of_all, is_last, dq);
+          add_to_queries<T>(w, place, consumer, q, query_sums.sums + at * kSumsOfWarp, turn,
+                            own.index - first_of_all, is_last, dq);
           if (is_last) turn = nullptr;
         } else {
           multiply_sums<T, kDim>(dk[0], ds, queries_at);
@@ -386,7 +386,7 @@ template <typename T, int kDim, bool kLimited>
 void launch_joint(Queue& queue, const AttentionWork& w, void* memory) {
   using Keys = KeyShape<kDim, true>;
   static_assert(kMostQueries >= Keys::kQueries);
-  static_assert(Keys::kQueries == kernel_scratch::queries_of_tile(kDim));
+  static_assert(Keys::kQueries == kernel_scratch::kQueriesOfTile);
   static_assert(kConsumerWarps == kernel_scratch::kWarpsOfTile &&
                 kSumsOfWarp == kernel_scratch::kSumsOfWarp);
   const kernel_scratch::AttentionSize size = size_of(w);

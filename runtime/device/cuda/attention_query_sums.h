@@ -20,8 +20,7 @@
 
 namespace mtl::cuda::warpgroups {
 
-// A consumer has 64 queries x 64 columns of a tile: of heads of 64 it has half of the queries, of
-// heads of 128 half of the columns.
+// Heads of 64: a consumer has half of a tile's queries, 64 x 64 sums.
 inline constexpr int kSumOctets = 8, kSumsOfWarp = 16 * 64;
 inline constexpr int kSumsOfOctet = 4 * static_cast<int>(kWarp);
 
@@ -107,16 +106,13 @@ __device__ inline void write_gradients(unsigned char* tile, const Consumer& cons
 
 // Issues dq = dS K for the consumer's part: `gradients` as written above, by all, and the keys as
 // the copy engine has left them, kRows of them per consumer.
-template <typename T, int kDim>
+template <typename T>
 __device__ inline void multiply_gradients(float (&dq)[kSumOctets][4], uint32_t gradients,
                                           uint32_t keys, int consumer) {
-  using Tile = Panels<kDim>;
-  static_assert(Tile::kPanel == 64);
-  const auto index = static_cast<unsigned>(consumer);
-  const uint64_t left =
-      columns_operand<64>(gradients + (kDim == 64 ? index * kGradientPanel : 0), kGradientPanel);
-  const uint64_t right = columns_operand<64>(
-      keys + (kDim == 64 ? 0 : index * Tile::panel_bytes(kRows)), Tile::panel_bytes(kRows));
+  using Tile = Panels<64>;
+  const uint64_t left = columns_operand<64>(
+      gradients + static_cast<unsigned>(consumer) * kGradientPanel, kGradientPanel);
+  const uint64_t right = columns_operand<64>(keys, Tile::panel_bytes(kRows));
   products_begin();
   MTL_UNROLL()
   for (unsigned k = 0; k < kConsumers * kRows; k += 16) {
@@ -128,7 +124,7 @@ __device__ inline void multiply_gradients(float (&dq)[kSumOctets][4], uint32_t g
 }
 
 // Adds a warp's part of a tile of queries; the last one to do so writes dQ, and passes nothing on.
-template <typename T, int kDim>
+template <typename T>
 __device__ inline void add_to_queries(const AttentionWork& w, const HeadPlace& place,
                                       const Consumer& consumer, int first, float* sums,
                                       const unsigned* turn, int before, bool is_last,
@@ -148,11 +144,9 @@ __device__ inline void add_to_queries(const AttentionWork& w, const HeadPlace& p
     }
     return;
   }
-  const int q =
-      first + (kDim == 64 ? consumer.index * kRows : 0) + 16 * consumer.warp + consumer.lane / 4;
-  const int column = (kDim == 64 ? 0 : consumer.index * 64) + consumer.lane % 4 * 2;
-  T* const to =
-      static_cast<T*>(w.dqkv) + (place.row + q) * w.row_stride + query_column(w, place) + column;
+  const int q = first + consumer.index * kRows + 16 * consumer.warp + consumer.lane / 4;
+  T* const to = static_cast<T*>(w.dqkv) + (place.row + q) * w.row_stride + query_column(w, place) +
+                consumer.lane % 4 * 2;
   MTL_UNROLL()
   for (int n = 0; n < kSumOctets; ++n) {
     float4 sum = {0, 0, 0, 0};
