@@ -28,12 +28,12 @@ __global__ void __launch_bounds__(kBlock)
     }
   }
   // 16 bytes at once: of single ones the lanes' addresses are N apart, N to a bank.
-  constexpr int kPiece = N < 4 ? N : 4;
+  constexpr int kAtOnce = N < 4 ? N : 4;
   for (int o = 0; o < kOutputs; ++o) {
-    for (int first = 0; first < N; first += kPiece) {
-      Pack<float, kPiece> piece;
-      for (int k = 0; k < kPiece; ++k) piece.at[k] = sums[o].at[first + k];
-      *reinterpret_cast<Pack<float, kPiece>*>(
+    for (int first = 0; first < N; first += kAtOnce) {
+      Pack<float, kAtOnce> piece;
+      for (int k = 0; k < kAtOnce; ++k) piece.at[k] = sums[o].at[first + k];
+      *reinterpret_cast<Pack<float, kAtOnce>*>(
           &shared[o][warp][lane * N + static_cast<unsigned>(first)]) = piece;
     }
   }
