@@ -171,8 +171,7 @@ TEST_CASE("phases that begin after the end of the run are no part of the plan") 
 }
 
 TEST_CASE("every layout that a note proposes can be planned") {
-  int proposed = 0;
-  CHECK(rc::check([&proposed] {
+  CHECK(rc::check([] {
     ResolvedSpec resolved = ruled_spec();
     TrainSpec& spec = resolved.spec;
     spec.model.layers = *rc::gen::inRange(1, 13);
@@ -199,7 +198,7 @@ TEST_CASE("every layout that a note proposes can be planned") {
       others = others || problem.what.starts_with("train.micro_batch") ||
                problem.what.starts_with("recompute.");
     }
-    if (note.empty() || others) return;
+    RC_PRE(!note.empty() && !others);  // about one layout in four is proposed something
     RC_ASSERT(note.starts_with(fmt::format("{} process{} can be ", world, world == 1 ? "" : "es")));
     std::string rest = note.substr(note.find("tp="));
     while (!rest.empty()) {
@@ -223,10 +222,8 @@ TEST_CASE("every layout that a note proposes can be planned") {
         }
       }
       RC_ASSERT(problems_of(other, world).empty());
-      ++proposed;
     }
   }));
-  CHECK(proposed > 20);  // the property is not empty
 }
 
 TEST_CASE("values next to one that does not work") {
