@@ -56,6 +56,9 @@ Step fence_proxy(Warp& warp, const Instruction&, Mask active) {
   warp.block().watch(&Watcher::proxy_fence, warp, active);
   return Step::done;
 }
+Step fence_global(Warp&, const Instruction&, Mask) {
+  return Step::done;
+}
 Step fence_init(Warp& warp, const Instruction&, Mask active) {
   publish(warp, active);
   return Step::done;
@@ -106,6 +109,7 @@ void ended(Block& block) {
         block.launch().kernel->name, address, barrier.bytes));
   }
   products_ended(block);
+  stores_ended(block);
 }
 
 std::string barriers_text(const Block& block) {
@@ -126,7 +130,8 @@ std::string barriers_text(const Block& block) {
 
 Handler find_asynchronous(const Opcode& opcode, Instruction& instruction) {
   const std::string& name = instruction.opcode;
-  if (name == "fence.proxy.async.shared::cta") return fence_proxy;
+  if (name == "fence.proxy.async.shared::cta" || name == "fence.proxy.async") return fence_proxy;
+  if (name == "fence.proxy.async.global") return fence_global;
   if (name == "fence.mbarrier_init.release.cluster") return fence_init;
   if (name == "setmaxnreg.inc.sync.aligned.u32" || name == "setmaxnreg.dec.sync.aligned.u32") {
     instruction.a = opcode[1] == "inc" ? 1 : 0;
@@ -135,7 +140,7 @@ Handler find_asynchronous(const Opcode& opcode, Instruction& instruction) {
                ? set_registers
                : nullptr;
   }
-  for (const auto find : {find_phases, find_named, find_copies}) {
+  for (const auto find : {find_phases, find_named, find_copies, find_stores}) {
     if (const Handler found = find(opcode, instruction)) return found;
   }
   return nullptr;

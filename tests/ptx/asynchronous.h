@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ptx/machine.h"
@@ -59,6 +60,31 @@ struct Copy {
   std::array<uint32_t, kLanes> groups = {};
 };
 
+// A copy or a sum by the copy engine from shared to global memory, of a lane's own bulk group. It
+// goes in parts of its own time each, so that others may come between: first what lies in shared
+// memory is read, then, at once or later, it is written or added.
+struct Store {
+  struct Part {
+    unsigned first = 0, bytes = 0;
+    uint64_t read_due = 0, write_due = 0;  // turns
+    bool is_read = false;
+  };
+  unsigned warp = 0, lane = 0;
+  uint32_t group = 0;
+  bool adds = false;  // elements of f32
+  const unsigned char* from = nullptr;
+  unsigned char* to = nullptr;
+  std::vector<unsigned char> taken;  // as it was read
+  std::vector<Part> parts;           // that are not written yet
+};
+struct BulkGroups {
+  uint32_t committed = 0;
+  uint32_t read = 0;    // those before have been waited for: what they copy has been read
+  uint32_t copies = 0;  // beyond the last group that copies anything
+  const Warp* warp = nullptr;
+  const Instruction* last = nullptr;  // copy
+};
+
 struct Asynchronous {
   std::map<uint32_t, PhaseBarrier> phases;  // by address
   // Who has looked at a phase that is not complete.
@@ -74,6 +100,9 @@ struct Asynchronous {
   std::vector<Copy> copies;
   // Of each warp's lanes: groups of cp.async that were committed.
   std::vector<std::array<uint32_t, kLanes>> committed;
+  std::vector<Store> stores;
+  uint64_t next_store_due = 0;
+  std::map<std::pair<unsigned, unsigned>, BulkGroups> bulk_groups;  // by warp and lane
   std::vector<unsigned> registers;  // a thread, of each warp (setmaxnreg)
 };
 
@@ -82,7 +111,8 @@ void arrive(Block& block);
 // Whether copies are under way: a block of which no warp can go on has not come to a halt.
 bool waiting(const Block& block);
 // At the end of a block. Throws where something is left that nobody has waited for: copies to a
-// barrier, arrivals, products.
+// barrier, arrivals, products, copies that have still to read shared memory. What they have to
+// write is written later.
 void ended(Block& block);
 // For the message of a block that hangs: what its barriers still wait for.
 std::string barriers_text(const Block& block);
@@ -104,5 +134,10 @@ uint32_t uniform(Warp& warp, const Instruction& instruction, const Operand& oper
 Handler find_phases(const Opcode& opcode, Instruction& instruction);  // phases.cpp
 Handler find_named(const Opcode& opcode, Instruction& instruction);   // named_barriers.cpp
 Handler find_copies(const Opcode& opcode, Instruction& instruction);  // copies.cpp
+Handler find_stores(const Opcode& opcode, Instruction& instruction);  // bulk_groups.cpp
+
+// bulk_groups.cpp, for arrive() and ended().
+void advance_stores(Block& block);
+void stores_ended(Block& block);
 
 }  // namespace mtl::ptx

@@ -274,6 +274,7 @@ Step fetch_map(Warp& warp, const Instruction& instruction, Mask active) {
 void arrive(Block& block) {
   Asynchronous& all = block.asynchronous();
   ++all.turns;
+  if (!all.stores.empty() && all.turns >= all.next_store_due) advance_stores(block);
   if (all.copies.empty() || all.turns < all.next_due) return;
   all.next_due = ~uint64_t{0};
   for (Copy& copy : all.copies) {
@@ -287,7 +288,8 @@ void arrive(Block& block) {
 }
 
 bool waiting(const Block& block) {
-  return !const_cast<Block&>(block).asynchronous().copies.empty();
+  const Asynchronous& all = const_cast<Block&>(block).asynchronous();
+  return !all.copies.empty() || !all.stores.empty();
 }
 
 Handler find_copies(const Opcode&, Instruction& instruction) {

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cxxabi.h>
 #include <stdexcept>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -279,6 +280,13 @@ bool Block::turn() {
 
 // --- a grid
 
+void Grid::write_one() {
+  std::swap(late[random() % late.size()], late.back());
+  late.back()();
+  late.pop_back();
+  polls = 0;
+}
+
 void Grid::run() {
   const uint64_t count = launch.grid.count();
   uint64_t next = 0;
@@ -289,6 +297,7 @@ void Grid::run() {
     }
     const size_t first = random() % blocks.size();
     bool did = false;
+    if (!late.empty() && random() % 16 == 0) write_one();
     for (size_t i = 0; i < blocks.size() && !did; ++i) {
       auto& block = blocks[(first + i) % blocks.size()];
       did = block->turn();
@@ -299,6 +308,10 @@ void Grid::run() {
       did = true;
     }
     if (did) continue;
+    if (!late.empty()) {
+      write_one();
+      continue;
+    }
     std::string words = fmt::format("{} hangs:", readable(launch.kernel->name));
     for (const auto& block : blocks) {
       for (const auto& warp : block->warps()) words += warp->where();
@@ -306,6 +319,7 @@ void Grid::run() {
     }
     throw std::runtime_error(words);
   }
+  while (!late.empty()) write_one();
 }
 
 void run(const Launch& launch) {

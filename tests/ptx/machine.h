@@ -12,6 +12,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -161,6 +162,11 @@ class Grid {
   // Reads of global memory that wait for another block (ld.acquire, atomics that change nothing),
   // since the last write: for the message of a grid that hangs.
   uint64_t polls = 0;
+  // What the copy engine has still to write for blocks that have ended.
+  std::vector<std::function<void()>> late;
+
+ private:
+  void write_one();  // of them
 };
 
 // Throws std::runtime_error where a GPU would fail, hang, or do what nobody can say.
