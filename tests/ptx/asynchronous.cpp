@@ -53,11 +53,16 @@ void publish(const Warp& warp, Mask active) {
 }
 Step fence_proxy(Warp& warp, const Instruction&, Mask active) {
   publish(warp, active);
-  warp.block().watch(&Watcher::proxy_fence, warp, active);
+  warp.block().watch(&Watcher::proxy_fence, warp, active, Space::shared);
   return Step::done;
 }
-Step fence_global(Warp&, const Instruction&, Mask) {
+Step fence_global(Warp& warp, const Instruction&, Mask active) {
+  warp.block().watch(&Watcher::proxy_fence, warp, active, Space::global);
   return Step::done;
+}
+Step fence_both(Warp& warp, const Instruction& instruction, Mask active) {
+  fence_global(warp, instruction, active);
+  return fence_proxy(warp, instruction, active);
 }
 Step fence_init(Warp& warp, const Instruction&, Mask active) {
   publish(warp, active);
@@ -130,7 +135,8 @@ std::string barriers_text(const Block& block) {
 
 Handler find_asynchronous(const Opcode& opcode, Instruction& instruction) {
   const std::string& name = instruction.opcode;
-  if (name == "fence.proxy.async.shared::cta" || name == "fence.proxy.async") return fence_proxy;
+  if (name == "fence.proxy.async") return fence_both;
+  if (name == "fence.proxy.async.shared::cta") return fence_proxy;
   if (name == "fence.proxy.async.global") return fence_global;
   if (name == "fence.mbarrier_init.release.cluster") return fence_init;
   if (name == "setmaxnreg.inc.sync.aligned.u32" || name == "setmaxnreg.dec.sync.aligned.u32") {

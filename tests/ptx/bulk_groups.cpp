@@ -113,6 +113,8 @@ Step store_bytes(Warp& warp, const Instruction& instruction, Mask active) {
     store.from =
         shared_memory(warp, instruction, static_cast<uint32_t>(from[lane]), size, kStoreUnit);
     store.to = global_memory(warp, instruction, to[lane], size, kStoreUnit);
+    block.watch(&Watcher::bulk_store, warp, instruction, lane, static_cast<uint32_t>(from[lane]),
+                to[lane], size, store.adds ? Access::atomic : Access::write);
     groups.copies = groups.committed + 1;
     groups.warp = &warp;
     groups.last = &instruction;
@@ -136,6 +138,7 @@ Step commit_stores(Warp& warp, const Instruction&, Mask active) {
       ++warp.block().asynchronous().bulk_groups[{warp.index(), lane}].committed;
     }
   }
+  warp.block().watch(&Watcher::stores_committed, warp, active);
   return Step::done;
 }
 
@@ -157,6 +160,8 @@ Step wait_for_stores(Warp& warp, const Instruction& instruction, Mask active) {
     groups.read = std::max(groups.read, done);
   }
   forget_written(all);
+  warp.block().watch(&Watcher::stores_waited, warp, active, static_cast<int>(most),
+                     instruction.a != 0);
   return Step::done;
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -44,12 +45,12 @@ const std::string kCommit = "@%p1 cp.async.bulk.commit_group;\n";
 const std::string kWait = "@%p1 cp.async.bulk.wait_group 0;\n";
 const std::string kWaitRead = "@%p1 cp.async.bulk.wait_group.read 0;\n";
 
-Words numbered(float from) {
+Words rising(float from) {
   Words words;
   for (size_t i = 0; i < kWords; ++i) words[i] = from + static_cast<float>(i);
   return words;
 }
-SnippetRun of_seed(unsigned seed, unsigned blocks = 1) {
+SnippetRun seeded(unsigned seed, unsigned blocks = 1) {
   SnippetRun how;
   how.block.x = 64;
   how.grid.x = how.resident = blocks;
@@ -57,45 +58,46 @@ SnippetRun of_seed(unsigned seed, unsigned blocks = 1) {
   return how;
 }
 // What `out` has, which began as `before`.
-Words stored(const std::string& body, const Words& before, const Words& in, const SnippetRun& how) {
+Words written_by(const std::string& body, const Words& before, const Words& in,
+                 const SnippetRun& how) {
   Memory out{before}, from{in};
   run_snippet(store_kernel(body), out.words.data(), from.words.data(), how);
   return out.words;
 }
 std::string store_error(const std::string& body, unsigned seed = 1) {
   Memory out, in;
-  return thrown(store_kernel(body), out.words.data(), in.words.data(), of_seed(seed));
+  return thrown(store_kernel(body), out.words.data(), in.words.data(), seeded(seed));
 }
 // Whether words [first, end) are those of `expected`.
-bool same(const Words& words, const Words& expected, size_t first, size_t end) {
+bool are_same(const Words& words, const Words& expected, size_t first, size_t end) {
   return std::memcmp(&words[first], &expected[first], (end - first) * sizeof(float)) == 0;
 }
 
 }  // namespace
 
 TEST_CASE("ptx bulk groups: bytes are copied to global memory by the wait") {
-  const Words in = numbered(1), before = numbered(-5000);
+  const Words in = rising(1), before = rising(-5000);
   const std::string body = "mov.u32 %r2, 1024;\nmov.b64 %rd3, %rd1;\ncvt.u64.u32 %rd4, %r21;\n" +
                            kCopy + "[%rd3+64], [%rd4+64], %r2;\n" + kCopy +
                            "[%rd1+4096], [%r21+4096], 16;\n" + kCommit + kWait;
   for (unsigned seed = 1; seed <= 20; ++seed) {
-    const Words out = stored(body, before, in, of_seed(seed));
-    REQUIRE(same(out, before, 0, 16));
-    REQUIRE(same(out, in, 16, 272));
-    REQUIRE(same(out, before, 272, 1024));
-    REQUIRE(same(out, in, 1024, 1028));
-    REQUIRE(same(out, before, 1028, kWords));
+    const Words out = written_by(body, before, in, seeded(seed));
+    REQUIRE(are_same(out, before, 0, 16));
+    REQUIRE(are_same(out, in, 16, 272));
+    REQUIRE(are_same(out, before, 272, 1024));
+    REQUIRE(are_same(out, in, 1024, 1028));
+    REQUIRE(are_same(out, before, 1028, kWords));
   }
 }
 
 TEST_CASE("ptx bulk groups: sums take each element once, whoever else adds to it") {
-  const Words in = numbered(1), before = numbered(10);
+  const Words in = rising(1), before = rising(10);
   // Two of a block that overlap, by five blocks.
   const std::string body =
       kAdd + "[%rd1], [%r21], 4096;\n" + kAdd + "[%rd1+2048], [%r21+2048], 4096;\n" + kCommit;
   for (const std::string& wait : {kWait, kWaitRead}) {
     for (unsigned seed = 1; seed <= 20; ++seed) {
-      const Words out = stored(body + wait, before, in, of_seed(seed, 5));
+      const Words out = written_by(body + wait, before, in, seeded(seed, 5));
       for (size_t i = 0; i < kWords; ++i) {
         const int times = 5 * ((i < 1024) + (i >= 512 && i < 1536));
         REQUIRE(out[i] == before[i] + static_cast<float>(times) * in[i]);
@@ -114,7 +116,7 @@ TEST_CASE("ptx bulk groups: sums of f32 have no subnormals") {
   in[4] = 0x1p-24f, before[4] = 1;              // to even
   in[5] = 0x1.8p-24f, before[5] = 1;
   const Words out =
-      stored(kAdd + "[%rd1], [%r21], 32;\n" + kCommit + kWait, before, in, of_seed(1));
+      written_by(kAdd + "[%rd1], [%r21], 32;\n" + kCommit + kWait, before, in, seeded(1));
   CHECK(out[0] == 1);
   CHECK(std::bit_cast<uint32_t>(out[1]) == 0);
   CHECK(std::bit_cast<uint32_t>(out[2]) == 0x80000000);
@@ -123,12 +125,12 @@ TEST_CASE("ptx bulk groups: sums of f32 have no subnormals") {
   CHECK(out[5] == 0x1.000002p0f);
   // A copy's are what they were.
   const Words copied =
-      stored(kCopy + "[%rd1], [%r21], 32;\n" + kCommit + kWait, before, in, of_seed(1));
-  CHECK(same(copied, in, 0, 8));
+      written_by(kCopy + "[%rd1], [%r21], 32;\n" + kCommit + kWait, before, in, seeded(1));
+  CHECK(are_same(copied, in, 0, 8));
 }
 
 TEST_CASE("ptx bulk groups: what is read late, and written later") {
-  const Words in = numbered(1), before = numbered(-5000);
+  const Words in = rising(1), before = rising(-5000);
   const std::string copy = kCopy + "[%rd1], [%r21], 256;\n" + kCommit;
   // Over the last word of the source, and what the destination's has then to word 100.
   const std::string over = "@%p1 st.shared.u32 [%r21+252], 0;\n";
@@ -136,20 +138,20 @@ TEST_CASE("ptx bulk groups: what is read late, and written later") {
   const std::string show = "@%p1 st.global.u32 [%rd1+400], %r9;\n";
   int read_late = 0, read_early = 0, written_late = 0, written_early = 0, between = 0;
   for (unsigned seed = 1; seed <= 60; ++seed) {
-    const SnippetRun how = of_seed(seed);
-    (stored(copy + over + kWait, before, in, how)[63] == 0 ? read_late : read_early) += 1;
+    const SnippetRun how = seeded(seed);
+    (written_by(copy + over + kWait, before, in, how)[63] == 0 ? read_late : read_early) += 1;
     // Behind .read the source may go, the destination is not there for sure.
-    const Words read = stored(copy + kWaitRead + over + look + kWait + show, before, in, how);
-    REQUIRE(same(read, in, 0, 64));
+    const Words read = written_by(copy + kWaitRead + over + look + kWait + show, before, in, how);
+    REQUIRE(are_same(read, in, 0, 64));
     const bool is_late = std::bit_cast<uint32_t>(read[100]) == 0xffffffff;
     REQUIRE((is_late || read[100] == in[63]));
     (is_late ? written_late : written_early) += 1;
-    const Words waited = stored(copy + kWait + look + show, before, in, how);
+    const Words waited = written_by(copy + kWait + look + show, before, in, how);
     REQUIRE(waited[100] == in[63]);
     // One end is there, the other is not.
-    const Words part = stored(copy + "@%p1 ld.global.u32 %r8, [%rd1];\n" + look + kWait + show +
-                                  "@%p1 st.global.u32 [%rd1+404], %r8;\n",
-                              before, in, how);
+    const Words part = written_by(copy + "@%p1 ld.global.u32 %r8, [%rd1];\n" + look + kWait + show +
+                                      "@%p1 st.global.u32 [%rd1+404], %r8;\n",
+                                  before, in, how);
     between += std::bit_cast<uint32_t>(part[100]) == 0xffffffff && part[101] == in[0];
   }
   CHECK(read_late > 5);
@@ -160,7 +162,7 @@ TEST_CASE("ptx bulk groups: what is read late, and written later") {
 }
 
 TEST_CASE("ptx bulk groups: each lane has its own, and they may be empty") {
-  const Words in = numbered(1), before = numbered(-5000);
+  const Words in = rising(1), before = rising(-5000);
   // Lanes 0 and 1 copy 64 bytes each at 0 and 64, then at 1024 and 1088; what is there behind the
   // wait goes to 2048 and on.
   const auto kernel = [](const std::string& between, const std::string& wait) {
@@ -182,8 +184,8 @@ TEST_CASE("ptx bulk groups: each lane has its own, and they may be empty") {
   const auto seen = [&](const std::string& body) {
     Seen all;
     for (unsigned seed = 1; seed <= 40; ++seed) {
-      const Words out = stored(body, before, in, of_seed(seed));
-      for (const size_t at : {0, 16, 256, 272}) REQUIRE(same(out, in, at, at + 16));
+      const Words out = written_by(body, before, in, seeded(seed));
+      for (const size_t at : {0, 16, 256, 272}) REQUIRE(are_same(out, in, at, at + 16));
       for (size_t i = 0; i < 4; ++i) {
         const size_t at = i / 2 * 256 + i % 2 * 16;
         const float value = out[512 + at];
@@ -215,10 +217,10 @@ TEST_CASE("ptx bulk groups: each lane has its own, and they may be empty") {
 }
 
 TEST_CASE("ptx bulk groups: a block may end when the source has been read") {
-  const Words in = numbered(1), before = numbered(0);
+  const Words in = rising(1), before = rising(0);
   const std::string add = kAdd + "[%rd1], [%r21], 1024;\n";
   for (unsigned seed = 1; seed <= 20; ++seed) {
-    const Words out = stored(add + kCommit + kWaitRead, before, in, of_seed(seed, 3));
+    const Words out = written_by(add + kCommit + kWaitRead, before, in, seeded(seed, 3));
     for (size_t i = 0; i < 256; ++i) REQUIRE(out[i] == before[i] + 3 * in[i]);
   }
   // Others wait for what has been left: the second block, for word 255.
@@ -228,7 +230,7 @@ TEST_CASE("ptx bulk groups: a block may end when the source has been read") {
       "@%p3 bra again;\nbra end;\nfirst:\n" +
       add + kCommit + kWaitRead + "end:\n";
   for (unsigned seed = 1; seed <= 20; ++seed) {
-    CHECK(stored(first, Words{}, in, of_seed(seed, 2))[255] == in[255]);
+    CHECK(written_by(first, Words{}, in, seeded(seed, 2))[255] == in[255]);
   }
   const std::string left = "has not waited until the copy has read shared memory";
   for (unsigned seed = 1; seed <= 5; ++seed) {
@@ -277,4 +279,55 @@ TEST_CASE("ptx bulk groups: what may not be asked") {
   const void* const pointers[2] = {out.words.data(), in.words.data()};
   std::memcpy(launch.parameters.data(), pointers, 16);
   CHECK_THROWS_WITH_AS(run(launch), doctest::Contains("are nobody's"), std::runtime_error);
+}
+
+TEST_CASE("ptx bulk groups: watchers are told") {
+  class StoreLog : public Watcher {
+   public:
+    void bulk_store(const Warp&, const Instruction&, unsigned lane, uint32_t from, uint64_t to,
+                    size_t bytes, Access access) override {
+      log.push_back(fmt::format("lane {} {} {} to {}, {}", lane,
+                                access == Access::atomic ? "adds" : "copies",
+                                from - kReservedShared, to - out, bytes));
+    }
+    void stores_committed(const Warp&, Mask lanes) override {
+      log.push_back(fmt::format("commits {:x}", lanes));
+    }
+    void stores_waited(const Warp&, Mask lanes, int pending, bool only_read) override {
+      log.push_back(fmt::format("waits {:x} {} {}", lanes, pending, only_read));
+    }
+    void proxy_fence(const Warp&, Mask lanes, Space space) override {
+      log.push_back(
+          fmt::format("fence {:x} {}", lanes, space == Space::global ? "global" : "shared"));
+    }
+    uint64_t out = 0;
+    std::vector<std::string> log;
+  };
+  Memory out, in;
+  StoreLog log;
+  log.out = reinterpret_cast<uint64_t>(out.words.data());
+  SnippetRun how = seeded(1);
+  how.block.x = 32;
+  how.watchers = {&log};
+  run_snippet(
+      store_kernel("setp.lt.u32 %p2, %r1, 2;\nshl.b32 %r2, %r1, 5;\nadd.s32 %r3, %r21, "
+                   "%r2;\ncvt.u64.u32 %rd3, %r2;\nadd.s64 %rd3, %rd1, %rd3;\n"
+                   "@%p2 cp.async.bulk.global.shared::cta.bulk_group [%rd3+64], [%r3], "
+                   "32;\nfence.proxy.async.global;\n" +
+                   kAdd + "[%rd1], [%r21+128], 16;\n" + "@%p2 cp.async.bulk.commit_group;\n" +
+                   "cp.async.bulk.wait_group.read 3;\n@%p1 fence.proxy.async;\n"
+                   "@%p2 cp.async.bulk.wait_group 0;\n"),
+      out.words.data(), in.words.data(), how);
+  const std::vector<std::string> expected = {"fence ffffffff shared",
+                                             "lane 0 copies 0 to 64, 32",
+                                             "lane 1 copies 32 to 96, 32",
+                                             "fence ffffffff global",
+                                             "lane 0 adds 128 to 0, 16",
+                                             "commits 3",
+                                             "waits ffffffff 3 true",
+                                             "fence 1 global",
+                                             "fence 1 shared",
+                                             "waits 3 0 false"};
+  CHECK(fmt::format("{}", fmt::join(log.log, "; ")) ==
+        fmt::format("{}", fmt::join(expected, "; ")));
 }

@@ -118,8 +118,8 @@ Step wait_for_copies(Warp& warp, const Instruction& instruction, Mask active) {
 // --- the copy engine; each active lane asks for a copy of its own
 
 // What a lane's copy has in common. The barrier's phase is the one at hand.
-Copy bulk_copy(Warp& warp, const Instruction& instruction, uint32_t to, unsigned bytes,
-               uint32_t barrier_at) {
+Copy bulk_copy(Warp& warp, const Instruction& instruction, unsigned lane, uint32_t to,
+               unsigned bytes, uint32_t barrier_at) {
   PhaseBarrier& barrier = phase_barrier(warp, instruction, barrier_at);
   if (!barrier.published) {
     fail(warp, instruction,
@@ -133,7 +133,8 @@ Copy bulk_copy(Warp& warp, const Instruction& instruction, uint32_t to, unsigned
   copy.phase = barrier.phase;
   copy.bytes = bytes;
   ++barrier.copies;
-  warp.block().watch(&Watcher::bulk_copy, warp, instruction, to, bytes, barrier_at, barrier.phase);
+  warp.block().watch(&Watcher::bulk_copy, warp, instruction, lane, to, bytes, barrier_at,
+                     barrier.phase);
   return copy;
 }
 
@@ -152,7 +153,10 @@ Step copy_bytes(Warp& warp, const Instruction& instruction, Mask active) {
     const auto place = static_cast<uint32_t>(to[lane]);
     unsigned char* const at = shared_memory(warp, instruction, place, size, kChunk);
     const unsigned char* const source = global_memory(warp, instruction, from[lane], size, kChunk);
-    Copy copy = bulk_copy(warp, instruction, place, size, static_cast<uint32_t>(barriers[lane]));
+    Copy copy =
+        bulk_copy(warp, instruction, lane, place, size, static_cast<uint32_t>(barriers[lane]));
+    warp.block().watch(&Watcher::bulk_reads, warp, instruction, lane, from[lane], size,
+                       copy.barrier, copy.phase);
     copy.pieces.push_back({at, source, size, lane});
     start(warp.block(), std::move(copy));
   }
@@ -203,8 +207,8 @@ void add_row(Warp& warp, const Instruction& instruction, const TensorMap& map, u
   }
 }
 
-void copy_box(Warp& warp, const Instruction& instruction, const TensorMap& map, uint32_t to,
-              const std::array<int32_t, 4>& at, uint32_t barrier) {
+void copy_box(Warp& warp, const Instruction& instruction, unsigned lane, const TensorMap& map,
+              uint32_t to, const std::array<int32_t, 4>& at, uint32_t barrier) {
   const unsigned row_bytes = map.box[0] * map.element_bytes;
   if (row_bytes % kChunk != 0 || (map.swizzle_bytes != 0 && row_bytes > map.swizzle_bytes)) {
     fail(warp, instruction, fmt::format("a box's row of {} bytes", row_bytes));
@@ -215,7 +219,7 @@ void copy_box(Warp& warp, const Instruction& instruction, const TensorMap& map, 
          fmt::format("{:#x} is no multiple of {} bytes, with which the pattern begins", to, align));
   }
   const unsigned rows = map.box[1] * map.box[2] * map.box[3];
-  Copy copy = bulk_copy(warp, instruction, to, rows * row_bytes, barrier);
+  Copy copy = bulk_copy(warp, instruction, lane, to, rows * row_bytes, barrier);
   for (unsigned row = 0; row < rows; ++row) {
     const unsigned inside[3] = {row % map.box[1], row / map.box[1] % map.box[2],
                                 row / map.box[1] / map.box[2]};
@@ -232,8 +236,11 @@ void copy_box(Warp& warp, const Instruction& instruction, const TensorMap& map, 
         std::clamp<int64_t>(static_cast<int64_t>(map.sizes[0]) - at[0], first, size);
     if (is_there && end > first) {
       from += (at[0] + first) * map.element_bytes;
-      global_memory(warp, instruction, reinterpret_cast<uint64_t>(from),
-                    static_cast<size_t>(end - first) * map.element_bytes, map.element_bytes);
+      const auto address = reinterpret_cast<uint64_t>(from);
+      const size_t bytes = static_cast<size_t>(end - first) * map.element_bytes;
+      global_memory(warp, instruction, address, bytes, map.element_bytes);
+      warp.block().watch(&Watcher::bulk_reads, warp, instruction, lane, address, bytes,
+                         copy.barrier, copy.phase);
     }
     add_row(warp, instruction, map, to + row * row_bytes, from, static_cast<unsigned>(first),
             static_cast<unsigned>(is_there ? end : first), copy);
@@ -254,7 +261,7 @@ Step copy_boxes(Warp& warp, const Instruction& instruction, Mask active) {
     for (size_t i = 0; i < at.size(); ++i) {
       at[i] = static_cast<int32_t>(warp.narrow(places[i])[lane]);
     }
-    copy_box(warp, instruction, map_at(warp, instruction, maps[lane]),
+    copy_box(warp, instruction, lane, map_at(warp, instruction, maps[lane]),
              static_cast<uint32_t>(to[lane]), at, static_cast<uint32_t>(barriers[lane]));
   }
   return Step::done;

@@ -334,9 +334,14 @@ TEST_CASE("ptx copies: watchers are told") {
     void copies_waited(const Warp&, Mask lanes, int pending) override {
       log.push_back(fmt::format("waits {:x} {}", lanes, pending));
     }
-    void bulk_copy(const Warp&, const Instruction&, uint32_t address, size_t bytes,
+    void bulk_copy(const Warp&, const Instruction&, unsigned, uint32_t address, size_t bytes,
                    uint32_t barrier, uint64_t phase) override {
       log.push_back(fmt::format("brings {:x} {} {:x} {}", address, bytes, barrier, phase));
+    }
+    void bulk_reads(const Warp&, const Instruction&, unsigned lane, uint64_t address, size_t bytes,
+                    uint32_t barrier, uint64_t phase) override {
+      log.push_back(
+          fmt::format("of lane {} {} {} {:x} {}", lane, address - from, bytes, barrier, phase));
     }
     uint64_t from = 0;
     std::vector<std::string> log;
@@ -363,7 +368,28 @@ TEST_CASE("ptx copies: watchers are told") {
       "commits ffffffff",
       "waits ff 2",
       fmt::format("brings {:x} 1024 {:x} 0", room + 1024, barrier),
-      fmt::format("brings {:x} 16 {:x} 1", room, barrier)};
+      fmt::format("of lane 0 0 1024 {:x} 0", barrier),
+      fmt::format("brings {:x} 16 {:x} 1", room, barrier),
+      fmt::format("of lane 0 0 16 {:x} 1", barrier)};
   CHECK(fmt::format("{}", fmt::join(log.log, ", ")) ==
         fmt::format("{}", fmt::join(expected, ", ")));
+  // Of a box the rows, as far as they are there: of rows of 80 bytes the last two, from byte 32 on.
+  CopyInput tensor = counted();
+  tensor.map.base = tensor.bytes;
+  const uint64_t sizes[4] = {40, 1, 5, 1}, strides[3] = {96, 96, 480};
+  std::copy_n(sizes, 4, tensor.map.sizes);
+  std::copy_n(strides, 3, tensor.map.strides);
+  const uint32_t box[4] = {64, 1, 8, 1}, place[4] = {16, 0, 3, 0};
+  std::copy_n(box, 4, tensor.map.box);
+  std::copy_n(place, 4, tensor.numbers);
+  tensor.map.element_bytes = 2;
+  tensor.map.swizzle_bytes = 128;
+  log.log.clear();
+  log.from = reinterpret_cast<uint64_t>(tensor.bytes);
+  copied(kMade + announced("1024") + kBox + "[%r21], [%rd4, {%r4, %r5, %r6, %r7}], [%r20];\n" +
+             wait_for_copies(),
+         tensor, how);
+  CHECK(fmt::format("{}", fmt::join(log.log, ", ")) ==
+        fmt::format("brings {0:x} 1024 {1:x} 0, of lane 0 320 48 {1:x} 0, of lane 0 416 48 {1:x} 0",
+                    room, barrier));
 }

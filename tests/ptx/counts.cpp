@@ -33,7 +33,8 @@ bool is_one_of(std::string_view name, std::initializer_list<std::string_view> na
 
 Work work_of(std::string_view opcode) {
   const std::string_view name = opcode.substr(0, opcode.find('.'));
-  if (begins(opcode, "cp.async") && has(opcode, ".global")) return Work::global;
+  const bool copies = begins(opcode, "cp.async") || begins(opcode, "cp.reduce.async");
+  if (copies && has(opcode, ".global")) return Work::global;
   if (begins(opcode, "wgmma.mma") || begins(opcode, "mma.")) return Work::tensor;
   if (is_one_of(name, {"ldmatrix", "stmatrix"})) return Work::shared;
   if (is_one_of(name, {"ld", "ldu", "st", "atom", "red"})) {
@@ -144,6 +145,18 @@ void Counts::global(const Warp& warp, const Instruction& instruction, Mask lanes
   Line& line = line_of(warp, instruction);
   line.global += sectors(lanes, addresses, bytes);
   line.global_bytes += uint64_t{bytes} * static_cast<uint64_t>(std::popcount(lanes));
+}
+void Counts::bulk_reads(const Warp& warp, const Instruction& instruction, unsigned,
+                        uint64_t address, size_t bytes, uint32_t, uint64_t) {
+  Line& line = line_of(warp, instruction);
+  line.global += sectors(1, &address, static_cast<unsigned>(bytes));
+  line.global_bytes += bytes;
+}
+void Counts::bulk_store(const Warp& warp, const Instruction& instruction, unsigned, uint32_t,
+                        uint64_t to, size_t bytes, Access) {
+  Line& line = line_of(warp, instruction);
+  line.global += sectors(1, &to, static_cast<unsigned>(bytes));
+  line.global_bytes += bytes;
 }
 
 void Counts::add(const Counts& other) {

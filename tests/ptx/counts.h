@@ -5,7 +5,7 @@
 // of 8 bytes a lane those of each half warp, of 16 of each quarter (ldmatrix and stmatrix: of each
 // 8 rows). Words that are the same are one. The least is one for each such part. Global memory:
 // sectors of 32 bytes that an instruction's lanes touch; the least is their bytes (the same ones
-// once), rounded up.
+// once), rounded up; the copy engine's by the row that lies together.
 //
 // It is PTX that is counted: ptxas drops, joins and adds instructions, the accesses to memory stay.
 #pragma once
@@ -27,7 +27,7 @@ enum class Work : uint8_t {
   conversion,
   special,   // exponentials, roots, quotients
   shared,    // loads and stores, ldmatrix, stmatrix
-  global,    // and cp.async
+  global,    // and copies from it or to it
   tensor,    // mma, wgmma
   exchange,  // shuffles, votes
   control,   // branches, barriers, fences, waits
@@ -77,6 +77,10 @@ class Counts : public Watcher {
               const uint64_t* addresses, unsigned bytes, Access access) override;
   void copy(const Warp& warp, const Instruction& instruction, Mask lanes, const uint32_t* addresses,
             unsigned bytes) override;
+  void bulk_reads(const Warp& warp, const Instruction& instruction, unsigned lane, uint64_t address,
+                  size_t bytes, uint32_t barrier, uint64_t phase) override;
+  void bulk_store(const Warp& warp, const Instruction& instruction, unsigned lane, uint32_t from,
+                  uint64_t to, size_t bytes, Access access) override;
   void block_began(const Block& block) override;
 
  private:

@@ -107,6 +107,10 @@ TEST_CASE("counts: what an instruction keeps busy") {
   CHECK(work_of("red.release.gpu.global.add.u32") == Work::global);
   CHECK(work_of("cp.async.cg.shared.global") == Work::global);
   CHECK(work_of("cp.async.wait_group") == Work::control);
+  CHECK(work_of("cp.async.bulk.global.shared::cta.bulk_group") == Work::global);
+  CHECK(work_of("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32") == Work::global);
+  CHECK(work_of("cp.async.bulk.wait_group.read") == Work::control);
+  CHECK(work_of("fence.proxy.async.global") == Work::control);
   CHECK(work_of("wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16") == Work::tensor);
   CHECK(work_of("wgmma.wait_group.sync.aligned") == Work::control);
   CHECK(work_of("shfl.sync.bfly.b32") == Work::exchange);
@@ -119,6 +123,38 @@ TEST_CASE("counts: names without what all of them have") {
   CHECK(short_name("kernel") == "kernel");
   CHECK(short_name("_ZN3mtl4cuda12_GLOBAL__N_14rowsINS0_4Bf16ELi64ELb1EEEvPT_") ==
         "rows<Bf16, 64, true>");
+}
+
+TEST_CASE("counts: what the copy engine reads and writes of global memory") {
+  alignas(128) std::array<unsigned char, 8192> out = {}, in = {};
+  const std::string text = snippet(
+      "ld.param.u64 %rd1, [out];\nld.param.u64 %rd2, [in];\nmov.u32 %r1, %tid.x;\n"
+      "mov.u32 %r3, buffer;\nmov.u32 %r4, barrier;\nsetp.eq.s32 %p1, %r1, 0;\n@!%p1 bra end;\n"
+      "mbarrier.init.shared::cta.b64 [%r4], 1;\nfence.mbarrier_init.release.cluster;\n"
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r4], 1024;\n"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%rd2+48], 1024, "
+      "[%r4];\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 %p2, [%r4], 0;\n@!%p2 bra again;\n"
+      "cp.async.bulk.global.shared::cta.bulk_group [%rd1+16], [%r3], 2048;\n"
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd1+4096], [%r3], 64;\n"
+      "cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;\nend:\n",
+      ".shared .align 128 .b8 buffer[2048];\n.shared .align 8 .b8 barrier[8];\n");
+  Counts counts;
+  SnippetRun how;
+  how.watchers = {&counts};
+  run_snippet(text, out.data(), in.data(), how);
+  REQUIRE(counts.kernels().size() == 1);
+  std::vector<const Counts::Line*> found;
+  for (const Counts::Line& line : counts.kernels().begin()->second.lines) {
+    if (line.global.asked > 0) found.push_back(&line);
+  }
+  REQUIRE(found.size() == 3);
+  check(found[0]->global, 33, 32);
+  check(found[1]->global, 65, 64);
+  check(found[2]->global, 2, 2);
+  CHECK(found[0]->global_bytes == 1024);
+  CHECK(found[1]->global_bytes == 2048);
+  CHECK(found[2]->global_bytes == 64);
+  CHECK(found[2]->shared.asked == 0);
 }
 
 TEST_CASE("counts: a kernel's report") {

@@ -15,72 +15,18 @@
 #include "ptx/clocks.h"
 #include "ptx/counts.h"
 #include "ptx/machine.h"
+#include "ptx/past.h"
 
 namespace mtl::ptx {
 
 namespace {
 
-// Accesses are kept for pieces of 16 bytes, which is what products, copies and the widest loads
-// take; narrower ones say which bytes.
-constexpr unsigned kPiece = 16;
-
-struct Past {
-  Event event;
-  const Instruction* by = nullptr;
-  uint32_t serial = 0;  // of the warp's instructions
-  uint16_t bytes = 0;
-  Access access = Access::read;
-};
-struct Piece {
-  std::vector<Past> writes, reads;  // atomics among the writes
-};
 // Of shared memory: beyond this those that came before the one at hand are looked for and
 // forgotten.
 constexpr size_t kReads = 8;
 // Of global memory, where a piece may be read by all blocks in no order: of more readers some are
 // forgotten for others.
 constexpr size_t kGlobalReads = 4;
-
-std::string in_one_line(std::string_view text) {
-  std::string line;
-  for (const char c : text) {
-    const bool is_space = c == ' ' || c == '\t' || c == '\n';
-    if (!is_space) {
-      line += c;
-    } else if (!line.empty() && line.back() != ' ') {
-      line += ' ';
-    }
-  }
-  while (!line.empty() && line.back() == ' ') line.pop_back();
-  return line;
-}
-
-std::string quote(const Instruction& instruction) {
-  return fmt::format("line {} ({})", instruction.line, in_one_line(instruction.text));
-}
-
-std::string_view deed(const Past& past) {
-  if (past.event.actor == Actor::copy || past.event.actor == Actor::bulk) return "copies to";
-  if (past.event.actor == Actor::product) return "multiplies";
-  switch (past.access) {
-    case Access::read:
-      return "reads";
-    case Access::write:
-      return "writes";
-    case Access::atomic:
-      break;
-  }
-  return "changes";
-}
-
-std::string who(const Past& past) {
-  std::string text = fmt::format("warp {}", past.event.warp);
-  if (past.event.actor == Actor::product) return text;
-  const Mask lanes = past.event.lanes;
-  text += fmt::format(" lane {}", std::countr_zero(lanes));
-  if (const int more = std::popcount(lanes) - 1; more > 0) text += fmt::format(" (and {})", more);
-  return text;
-}
 
 // Whether an opcode has this among its parts.
 bool has_part(std::string_view opcode, std::string_view part) {
@@ -186,15 +132,18 @@ struct Races::State {
     tell(warp.block(), past.by, now.by, what,
          fmt::format("{} memory at {:#x}: {}{} {}, {}, then {} {}, {}, with no {} between",
                      is_global ? "global" : "shared", address,
-                     is_elsewhere ? fmt::format("block {} ", past.event.block) : "", who(past),
-                     deed(past), quote(*past.by), who(now), deed(now), quote(*now.by),
-                     what == What::fence ? "fence.proxy.async" : "order"));
+                     is_elsewhere ? fmt::format("block {} ", past.event.block) : "", doer_of(past),
+                     deed_of(past), quoted(*past.by), doer_of(now), deed_of(now), quoted(*now.by),
+                     what == What::order ? "order"
+                     : is_global         ? "fence.proxy.async.global"
+                                         : "fence.proxy.async"));
   }
 
   // An access of lanes (or of a product) to bytes of a piece.
   void touch(const Warp& warp, BlockState& block, bool is_global, uint64_t first, Piece& piece,
              const Past& now) {
     std::optional<std::pair<Past, What>> clashed;
+    const Space space = is_global ? Space::global : Space::shared;
     // Returns whether any of `pasts` may be gone.
     const auto hold_against = [&](std::vector<Past>& pasts) {
       bool some_gone = false;
@@ -203,15 +152,15 @@ struct Races::State {
             (same_doer(past, now) && past.by == now.by && past.serial == now.serial)) {
           continue;
         }
-        if (block.clocks.sees(warp.index(), now.event.lanes, past.event, now.event.actor)) {
+        if (block.clocks.sees(warp.index(), now.event.lanes, past.event, now.event.actor, space)) {
           if (!stands_for(now.access, past.access)) continue;
-        } else if (past.access == Access::atomic && now.access == Access::atomic) {
+        } else if (are_atomic(past, now)) {
           continue;
         } else {
           // Would there be an order, were it not for the proxies?
           const bool ordered =
               is_asynchronous(now.event.actor) &&
-              block.clocks.sees(warp.index(), now.event.lanes, past.event, Actor::lane);
+              block.clocks.sees(warp.index(), now.event.lanes, past.event, Actor::lane, space);
           clashed.emplace(past, ordered ? What::fence : What::order);
         }
         past.bytes &= static_cast<uint16_t>(~now.bytes);
@@ -235,7 +184,12 @@ struct Races::State {
 
   static bool same_doer(const Past& a, const Past& b) {
     return a.event.warp == b.event.warp && a.event.block == b.event.block &&
-           a.event.actor == b.event.actor;
+           a.event.actor == b.event.actor && a.event.number == b.event.number;
+  }
+  // Towards each other: "Morally strong operations" are of the same proxy.
+  static bool are_atomic(const Past& a, const Past& b) {
+    return a.access == Access::atomic && b.access == Access::atomic &&
+           is_asynchronous(a.event.actor) == is_asynchronous(b.event.actor);
   }
   static void drop_gone(std::vector<Past>& pasts) {
     std::erase_if(pasts, [](const Past& past) { return past.bytes == 0; });
@@ -245,7 +199,6 @@ struct Races::State {
     for (Past& past : pasts) {
       if (same_doer(past, now) && past.by == now.by && past.bytes == now.bytes &&
           past.access == now.access && past.event.time == now.event.time &&
-          past.event.barrier == now.event.barrier &&
           (past.serial == now.serial || now.access == Access::read)) {
         past.event.lanes |= now.event.lanes;
         return true;
@@ -272,7 +225,8 @@ struct Races::State {
     if (reads.size() >= kReads) {
       std::erase_if(reads, [&](const Past& past) {
         return (past.bytes & ~now.bytes) == 0 &&
-               block.clocks.sees(warp.index(), now.event.lanes, past.event, now.event.actor);
+               block.clocks.sees(warp.index(), now.event.lanes, past.event, now.event.actor,
+                                 Space::shared);
       });
     }
     reads.push_back(now);
@@ -292,9 +246,17 @@ struct Races::State {
         written |= now.bytes;
         tell(warp.block(), now.by, now.by, What::unwritten,
              fmt::format("shared memory at {:#x}: {} {}, {}, what nobody has written",
-                         piece * kPiece + byte, who(now), deed(now), quote(*now.by)));
+                         piece * kPiece + byte, doer_of(now), deed_of(now), quoted(*now.by)));
       }
       touch(warp, block, false, piece * kPiece, block.pieces[piece], now);
+    }
+  }
+
+  void touch_global(const Warp& warp, BlockState& block, uint64_t address, size_t bytes, Past now) {
+    const uint64_t end = address + bytes;
+    for (uint64_t piece = address / kPiece; piece * kPiece < end; ++piece) {
+      now.bytes = bytes_in(piece, address, end);
+      touch(warp, block, true, piece * kPiece, memory[piece], now);
     }
   }
 
@@ -308,17 +270,16 @@ struct Races::State {
   void uses(const Warp& warp, BlockState& block, Mask lanes, const BarrierWord& word,
             uint32_t address, const Instruction& by) {
     for_lanes_of(lanes, [&](unsigned lane) {
-      if (block.clocks.sees(warp.index(), lane, word.made.event, Actor::lane)) return;
+      if (block.clocks.sees(warp.index(), Mask{1} << lane, word.made.event, Actor::lane,
+                            Space::shared)) {
+        return;
+      }
       tell(warp.block(), word.made.by, &by, What::barrier,
            fmt::format("mbarrier at {:#x}: {} makes it, {}, then warp {} lane {} uses it, {}, with "
                        "no order between",
-                       address, who(word.made), quote(*word.made.by), warp.index(), lane,
-                       quote(by)));
+                       address, doer_of(word.made), quoted(*word.made.by), warp.index(), lane,
+                       quoted(by)));
     });
-  }
-
-  static Mask lanes_of(const Warp& warp) {
-    return warp.together() != 0 ? warp.together() : warp.alive();
   }
 };
 
@@ -389,12 +350,9 @@ void Races::global(const Warp& warp, const Instruction& instruction, Mask lanes,
     access = Access::atomic;
   }
   for_addresses(lanes, addresses, [&](uint64_t address, Mask same) {
-    const uint64_t end = address + bytes;
-    for (uint64_t piece = address / kPiece; piece * kPiece < end; ++piece) {
-      state_->touch(warp, block, true, piece * kPiece, state_->memory[piece],
-                    {block.clocks.of_lanes(warp.index(), same), &instruction, serial,
-                     State::bytes_in(piece, address, end), access});
-    }
+    state_->touch_global(
+        warp, block, address, bytes,
+        {block.clocks.of_lanes(warp.index(), same), &instruction, serial, 0, access});
     if (acquires) {
       const auto word = state_->words.find(address);
       if (word != state_->words.end()) block.clocks.acquire(warp.index(), same, word->second);
@@ -420,25 +378,42 @@ void Races::copies_waited(const Warp& warp, Mask lanes, int pending) {
   state_->of(warp).clocks.wait_for_copies(warp.index(), lanes, pending);
 }
 
-void Races::bulk_copy(const Warp& warp, const Instruction& instruction, uint32_t address,
-                      size_t bytes, uint32_t barrier, uint64_t phase) {
+void Races::bulk_copy(const Warp& warp, const Instruction& instruction, unsigned lane,
+                      uint32_t address, size_t bytes, uint32_t barrier, uint64_t phase) {
   State::BlockState& block = state_->of(warp);
   const auto word = block.barriers.find(barrier);
   if (word == block.barriers.end()) return;
-  Mask lanes = State::lanes_of(warp);
-  if (instruction.guard >= 0) {
-    Operand guard;
-    guard.kind = Operand::Kind::value;
-    guard.file = File::predicate;
-    guard.index = instruction.guard;
-    guard.negated = instruction.guard_negated;
-    lanes &= warp.predicate(guard);
-  }
-  const auto lane = static_cast<unsigned>(std::countr_zero(lanes));
   state_->uses(warp, block, Mask{1} << lane, word->second, barrier, instruction);
   state_->touch_shared(warp, block, address, bytes,
                        {block.clocks.of_bulk(warp.index(), lane, word->second.number, phase),
                         &instruction, block.warps[warp.index()].serial, 0, Access::write});
+}
+void Races::bulk_reads(const Warp& warp, const Instruction& instruction, unsigned lane,
+                       uint64_t address, size_t bytes, uint32_t barrier, uint64_t phase) {
+  State::BlockState& block = state_->of(warp);
+  const auto word = block.barriers.find(barrier);
+  if (!state_->options.global || word == block.barriers.end()) return;
+  state_->touch_global(warp, block, address, bytes,
+                       {block.clocks.of_bulk(warp.index(), lane, word->second.number, phase),
+                        &instruction, block.warps[warp.index()].serial, 0, Access::read});
+}
+void Races::bulk_store(const Warp& warp, const Instruction& instruction, unsigned lane,
+                       uint32_t from, uint64_t to, size_t bytes, Access access) {
+  State::BlockState& block = state_->of(warp);
+  const uint32_t serial = block.warps[warp.index()].serial;
+  state_->touch_shared(warp, block, from, bytes,
+                       {block.clocks.of_store(warp.index(), lane, Actor::source), &instruction,
+                        serial, 0, Access::read});
+  if (!state_->options.global) return;
+  state_->touch_global(
+      warp, block, to, bytes,
+      {block.clocks.of_store(warp.index(), lane, Actor::target), &instruction, serial, 0, access});
+}
+void Races::stores_committed(const Warp& warp, Mask lanes) {
+  state_->of(warp).clocks.commit_stores(warp.index(), lanes);
+}
+void Races::stores_waited(const Warp& warp, Mask lanes, int pending, bool only_read) {
+  state_->of(warp).clocks.wait_for_stores(warp.index(), lanes, pending, only_read);
 }
 
 void Races::product_reads(const Warp& warp, const Instruction& instruction, uint32_t address,
@@ -476,8 +451,8 @@ void Races::mbarrier_passed(const Warp& warp, uint32_t address, uint64_t phase) 
 void Races::warp_synchronized(const Warp& warp, Mask lanes) {
   state_->of(warp).clocks.warp_barrier(warp.index(), lanes);
 }
-void Races::proxy_fence(const Warp& warp, Mask lanes) {
-  state_->of(warp).clocks.fence(warp.index(), lanes);
+void Races::proxy_fence(const Warp& warp, Mask lanes, Space space) {
+  state_->of(warp).clocks.fence(warp.index(), lanes, space);
 }
 
 }  // namespace mtl::ptx

@@ -1,15 +1,16 @@
 // A watcher that holds every access to memory against those before it: two that overlap, one of
 // them a write, need an order between them, and where the one is of the generic proxy and the
-// other, later, of the async proxy (copy engine, products) a fence.proxy.async on the way. It goes
+// other, later, of the async proxy (copy engine, products) a fence.proxy.async on the way; between
+// blocks the copy engine needs one behind whatever another block has done (clocks.h). It goes
 // by what orders them, not by when they have happened to come, so one run is enough, mostly.
 //
 // Order comes from the program of a lane; bar.warp.sync; bar.sync and bar.arrive; arrivals at an
-// mbarrier for those that wait for the phase; waits for cp.async (for the lane's own copies), wgmma
-// and bulk copies; between blocks, red/atom/st.release before ld/atom.acquire of the same address.
-// A shuffle orders nothing. fence.acq_rel and membar are not known.
+// mbarrier for those that wait for the phase; waits for cp.async and bulk groups (for the lane's
+// own copies), wgmma and bulk copies; between blocks, red/atom/st.release before ld/atom.acquire of
+// the same address. A shuffle orders nothing. fence.acq_rel and membar are not known.
 //
-// Not looked at: lanes that write to the same place by one instruction; what the copy engine reads
-// in global memory; of many readers of a place there, all but a few when it is written later.
+// Not looked at: lanes that write to the same place by one instruction; of many readers of a place
+// in global memory, all but a few when it is written later.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +49,14 @@ class Races : public Watcher {
             unsigned bytes) override;
   void copies_committed(const Warp& warp, Mask lanes) override;
   void copies_waited(const Warp& warp, Mask lanes, int pending) override;
-  void bulk_copy(const Warp& warp, const Instruction& instruction, uint32_t address, size_t bytes,
-                 uint32_t barrier, uint64_t phase) override;
+  void bulk_copy(const Warp& warp, const Instruction& instruction, unsigned lane, uint32_t address,
+                 size_t bytes, uint32_t barrier, uint64_t phase) override;
+  void bulk_reads(const Warp& warp, const Instruction& instruction, unsigned lane, uint64_t address,
+                  size_t bytes, uint32_t barrier, uint64_t phase) override;
+  void bulk_store(const Warp& warp, const Instruction& instruction, unsigned lane, uint32_t from,
+                  uint64_t to, size_t bytes, Access access) override;
+  void stores_committed(const Warp& warp, Mask lanes) override;
+  void stores_waited(const Warp& warp, Mask lanes, int pending, bool only_read) override;
   void product_reads(const Warp& warp, const Instruction& instruction, uint32_t address,
                      size_t bytes) override;
   void products_committed(const Warp& warp) override;
@@ -60,7 +67,7 @@ class Races : public Watcher {
   void mbarrier_reached(const Warp& warp, uint32_t address, uint64_t phase) override;
   void mbarrier_passed(const Warp& warp, uint32_t address, uint64_t phase) override;
   void warp_synchronized(const Warp& warp, Mask lanes) override;
-  void proxy_fence(const Warp& warp, Mask lanes) override;
+  void proxy_fence(const Warp& warp, Mask lanes, Space space) override;
   void block_began(const Block& block) override;
   void block_ended(const Block& block) override;
 

@@ -5,56 +5,14 @@
 #include <array>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <doctest/doctest.h>
 
 #include "ptx/machine.h"
-#include "ptx/snippet.h"
+#include "ptx/races_in.h"
 
 namespace mtl::ptx {
-
-namespace {
-
-constexpr const char* kBuffer = ".shared .align 128 .b8 buffer[4096];\n";
-
-// %r1: the thread, %r2: its word of the buffer, %r3: the buffer, %r4: the word of the thread whose
-// number differs in bit `other`, %rd1: out, %rd2: in.
-std::string body_of(const std::string& body, unsigned other = 32) {
-  return "mov.u32 %r1, %tid.x;\nmov.u32 %r3, buffer;\nshl.b32 %r5, %r1, 2;\n"
-         "add.s32 %r2, %r3, %r5;\nxor.b32 %r5, %r5, " +
-         std::to_string(4 * other) +
-         ";\nadd.s32 %r4, %r3, %r5;\n"
-         "ld.param.u64 %rd1, [out];\nld.param.u64 %rd2, [in];\n" +
-         body;
-}
-
-std::vector<Race> races_in(const std::string& body, unsigned threads, RaceOptions options = {},
-                           unsigned blocks = 1, unsigned other = 32) {
-  alignas(256) static std::array<unsigned char, 4096> out, in;  // a test flips the bit of 128
-  out = {};
-  in = {};
-  options.stop = false;
-  Races races(options);
-  SnippetRun how;
-  how.block.x = threads;
-  how.grid.x = how.resident = blocks;
-  how.watchers = {&races};
-  run_snippet(snippet(body_of(body, other), kBuffer), out.data(), in.data(), how);
-  return races.found();
-}
-
-// The text of the only one.
-std::string only(const std::vector<Race>& races) {
-  REQUIRE(races.size() == 1);
-  return races[0].text;
-}
-bool says(const std::string& text, std::string_view what) {
-  return text.find(what) != text.npos;
-}
-
-}  // namespace
 
 TEST_CASE("races: between warps a barrier is needed") {
   const std::string text =
@@ -151,28 +109,6 @@ TEST_CASE("races: barriers of some threads") {
   CHECK(races_in(kernel("bar.sync 1, 64;\n", "bar.arrive 1, 64;\n"), 64).size() == 1);
 }
 
-namespace {
-
-// An mbarrier behind the buffer's first KiB, for `arrivals`; %r10 its address, %p2: the first lane.
-std::string with_mbarrier(unsigned arrivals, const std::string& body, bool meets = true) {
-  return "add.s32 %r10, %r3, 2048;\nsetp.eq.s32 %p2, %r1, 0;\n"
-         "@%p2 mbarrier.init.shared::cta.b64 [%r10], " +
-         std::to_string(arrivals) +
-         ";\n@%p2 fence.mbarrier_init.release.cluster;\n@%p2 fence.proxy.async.shared::cta;\n" +
-         (meets ? "bar.sync 0;\n" : "") + body;
-}
-std::string wait_for(int parity, const std::string& label) {
-  return label + ":\nmbarrier.try_wait.parity.shared::cta.b64 %p3, [%r10], " +
-         std::to_string(parity) + ";\n@!%p3 bra " + label + ";\n";
-}
-// 128 bytes to where the first warp's words are, by the first lane.
-const std::string kCopy =
-    "@%p2 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r10], 128;\n"
-    "@%p2 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%rd2], 128, "
-    "[%r10];\n";
-
-}  // namespace
-
 TEST_CASE("races: arrivals at an mbarrier come before its waits") {
   const auto kernel = [](const std::string& tells, const std::string& waits) {
     return with_mbarrier(
@@ -195,25 +131,27 @@ TEST_CASE("races: an mbarrier is used behind its making") {
               1, "@%p2 mbarrier.arrive.shared::cta.b64 _, [%r10];\n" + wait_for(0, "again"), false),
           32)),
       "makes it"));
-  CHECK(races_in(with_mbarrier(1, kCopy + wait_for(0, "again")), 32).empty());
+  CHECK(races_in(with_mbarrier(1, kBulkCopy + wait_for(0, "again")), 32).empty());
 }
 
 TEST_CASE("races: bulk copies are waited for") {
   const std::string read = "ld.shared.u32 %r6, [%r2];\n";
   const std::string text =
-      only(races_in(with_mbarrier(1, kCopy + read + wait_for(0, "again")), 32));
+      only(races_in(with_mbarrier(1, kBulkCopy + read + wait_for(0, "again")), 32));
   CHECK(says(text, "copies to"));
   CHECK(says(text, "no order between"));
-  CHECK(races_in(with_mbarrier(1, kCopy + wait_for(0, "again") + read), 32).empty());
+  CHECK(races_in(with_mbarrier(1, kBulkCopy + wait_for(0, "again") + read), 32).empty());
   // One over the other.
-  CHECK(races_in(with_mbarrier(2, kCopy + kCopy + wait_for(0, "again")), 32).size() == 1);
-  CHECK(races_in(with_mbarrier(1, kCopy + wait_for(0, "again") + kCopy + wait_for(1, "more")), 32)
-            .empty());
+  CHECK(races_in(with_mbarrier(2, kBulkCopy + kBulkCopy + wait_for(0, "again")), 32).size() == 1);
+  CHECK(
+      races_in(with_mbarrier(1, kBulkCopy + wait_for(0, "again") + kBulkCopy + wait_for(1, "more")),
+               32)
+          .empty());
 }
 
 TEST_CASE("races: where the copy engine writes, threads have read and said so by a fence") {
-  const std::string read_copied = kCopy + wait_for(0, "again") + "ld.shared.u32 %r6, [%r2];\n";
-  const std::string again = kCopy + wait_for(1, "more");
+  const std::string read_copied = kBulkCopy + wait_for(0, "again") + "ld.shared.u32 %r6, [%r2];\n";
+  const std::string again = kBulkCopy + wait_for(1, "more");
   const std::string fence = "fence.proxy.async.shared::cta;\n";
   CHECK(says(only(races_in(with_mbarrier(1, read_copied + again), 32)), "no order between"));
   CHECK(says(only(races_in(with_mbarrier(1, read_copied + "bar.sync 0;\n" + again), 32)),
@@ -222,12 +160,12 @@ TEST_CASE("races: where the copy engine writes, threads have read and said so by
   CHECK(races_in(with_mbarrier(1, read_copied + fence + "bar.sync 0;\n" + again), 32).empty());
   CHECK(races_in(with_mbarrier(1, read_copied + "bar.sync 0;\n" + fence + again), 32).empty());
   // A fence of the others is none for what came behind it.
-  CHECK(races_in(with_mbarrier(1, kCopy + wait_for(0, "again") + fence +
+  CHECK(races_in(with_mbarrier(1, kBulkCopy + wait_for(0, "again") + fence +
                                       "ld.shared.u32 %r6, [%r2];\nbar.sync 0;\n" + again),
                  32)
             .size() == 1);
   // The same of what they have written.
-  const std::string written = "st.shared.u32 [%r2], %r1;\nbar.sync 0;\n" + kCopy;
+  const std::string written = "st.shared.u32 [%r2], %r1;\nbar.sync 0;\n" + kBulkCopy;
   CHECK(says(only(races_in(with_mbarrier(1, written + wait_for(0, "again")), 32)),
              "no fence.proxy.async between"));
 }
@@ -364,7 +302,7 @@ TEST_CASE("races: products read what was written before a fence and a barrier") 
   SUBCASE("as it has to be") {
     Scene scene;
     scene.writes(1, 0);
-    scene.races.proxy_fence(scene.warp(1), ~Mask{0});
+    scene.races.proxy_fence(scene.warp(1), ~Mask{0}, Space::shared);
     scene.meet(0);
     scene.multiplies(0, 0);
     CHECK(scene.races.found().empty());
@@ -372,7 +310,7 @@ TEST_CASE("races: products read what was written before a fence and a barrier") 
   SUBCASE("a warp's own") {
     Scene scene;
     scene.writes(0, 0);
-    scene.races.proxy_fence(scene.warp(0), ~Mask{0});
+    scene.races.proxy_fence(scene.warp(0), ~Mask{0}, Space::shared);
     scene.multiplies(0, 0);
     CHECK(scene.races.found().empty());
   }
@@ -386,7 +324,7 @@ TEST_CASE("races: products read what was written before a fence and a barrier") 
   SUBCASE("no barrier") {
     Scene scene;
     scene.writes(1, 0);
-    scene.races.proxy_fence(scene.warp(1), ~Mask{0});
+    scene.races.proxy_fence(scene.warp(1), ~Mask{0}, Space::shared);
     scene.multiplies(0, 0);
     CHECK(says(only(scene.races.found()), "no order between"));
   }
