@@ -53,11 +53,11 @@ void publish(const Warp& warp, Mask active) {
 }
 Step fence_proxy(Warp& warp, const Instruction&, Mask active) {
   publish(warp, active);
-  warp.block().watch(&Watcher::proxy_fence, warp, active, Space::shared);
+  warp.block().watch(&Watcher::proxy_fence, warp, active, StateSpace::shared);
   return Step::done;
 }
 Step fence_global(Warp& warp, const Instruction&, Mask active) {
-  warp.block().watch(&Watcher::proxy_fence, warp, active, Space::global);
+  warp.block().watch(&Watcher::proxy_fence, warp, active, StateSpace::global);
   return Step::done;
 }
 Step fence_both(Warp& warp, const Instruction& instruction, Mask active) {

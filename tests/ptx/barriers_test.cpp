@@ -71,7 +71,7 @@ class BarrierLog : public Watcher {
   void warp_synchronized(const Warp&, Mask lanes) override {
     log.push_back(fmt::format("warp {:x}", lanes));
   }
-  void proxy_fence(const Warp&, Mask lanes, Space) override {
+  void proxy_fence(const Warp&, Mask lanes, StateSpace) override {
     log.push_back(fmt::format("fence {:x}", lanes));
   }
   size_t count(const std::string& line) const {

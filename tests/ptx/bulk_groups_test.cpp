@@ -296,9 +296,9 @@ TEST_CASE("ptx bulk groups: watchers are told") {
     void stores_waited(const Warp&, Mask lanes, int pending, bool only_read) override {
       log.push_back(fmt::format("waits {:x} {} {}", lanes, pending, only_read));
     }
-    void proxy_fence(const Warp&, Mask lanes, Space space) override {
+    void proxy_fence(const Warp&, Mask lanes, StateSpace space) override {
       log.push_back(
-          fmt::format("fence {:x} {}", lanes, space == Space::global ? "global" : "shared"));
+          fmt::format("fence {:x} {}", lanes, space == StateSpace::global ? "global" : "shared"));
     }
     uint64_t out = 0;
     std::vector<std::string> log;

@@ -126,7 +126,7 @@ Clocks::Stores& Clocks::stores_of(unsigned warp, unsigned lane) {
   return stores_[static_cast<size_t>(number)];
 }
 
-bool Clocks::sees(unsigned warp, Mask lanes, const Event& event, Actor through, Space space) {
+bool Clocks::sees(unsigned warp, Mask lanes, const Event& event, Actor through, StateSpace space) {
   WarpClocks& own = warps_[warp];
   if (through == Actor::product) {
     if (own.changed) {
@@ -177,7 +177,7 @@ bool Clocks::has(const Times& known, const Event& event, Mask lanes) const {
 }
 
 bool Clocks::lane_sees(unsigned warp, unsigned lane, const Event& event, Actor through,
-                       Space space) const {
+                       StateSpace space) const {
   const WarpClocks& own = warps_[warp];
   const bool collective = through == Actor::product;
   const Lane& me = own.lanes[lane];
@@ -189,7 +189,7 @@ bool Clocks::lane_sees(unsigned warp, unsigned lane, const Event& event, Actor t
     return other != blocks->end() && has(*other->second, event, event.lanes);
   }
   const bool over = is_asynchronous(through) && !is_asynchronous(event.actor);
-  const bool over_global = over && space == Space::global;
+  const bool over_global = over && space == StateSpace::global;
   const Times& known = over_global ? (collective ? own.all.g : *me.g)
                        : over      ? (collective ? own.all.p : *me.p)
                                    : (collective ? own.all.c : *me.c);
@@ -274,11 +274,11 @@ void Clocks::warp_barrier(unsigned warp, Mask lanes) {
   told(warps_[warp]);
 }
 
-void Clocks::fence(unsigned warp, Mask lanes, Space space) {
+void Clocks::fence(unsigned warp, Mask lanes, StateSpace space) {
   WarpClocks& own = warps_[warp];
   for_lanes(lanes, [&](unsigned i) {
     Lane& lane = own.lanes[i];
-    if (space == Space::shared) {
+    if (space == StateSpace::shared) {
       lane.p = lane.c;
       lane.fenced = own.time;
       lane.copies_fenced = lane.copies_done;

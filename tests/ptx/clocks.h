@@ -72,10 +72,10 @@ class Clocks {
 
   // Whether an access by each of these lanes (a product: by all of the warp's) comes behind the
   // event. `through`: the access's actor.
-  bool sees(unsigned warp, Mask lanes, const Event& event, Actor through, Space space);
+  bool sees(unsigned warp, Mask lanes, const Event& event, Actor through, StateSpace space);
 
   void warp_barrier(unsigned warp, Mask lanes);
-  void fence(unsigned warp, Mask lanes, Space space);
+  void fence(unsigned warp, Mask lanes, StateSpace space);
   void reach(unsigned warp, Mask lanes, int barrier, uint64_t generation);
   void pass(unsigned warp, Mask lanes, int barrier, uint64_t generation);
 
@@ -133,7 +133,7 @@ class Clocks {
     return source_of(static_cast<unsigned>(warps_.size()) * kLanes) + lane_of(warp, lane);
   }
   bool lane_sees(unsigned warp, unsigned lane, const Event& event, Actor through,
-                 Space space) const;
+                 StateSpace space) const;
   // Whether `known`, of the event's block, has it; but for a lane's own.
   bool has(const Times& known, const Event& event, Mask lanes) const;
   Stores& stores_of(unsigned warp, unsigned lane);

@@ -143,7 +143,7 @@ struct Races::State {
   void touch(const Warp& warp, BlockState& block, bool is_global, uint64_t first, Piece& piece,
              const Past& now) {
     std::optional<std::pair<Past, What>> clashed;
-    const Space space = is_global ? Space::global : Space::shared;
+    const StateSpace space = is_global ? StateSpace::global : StateSpace::shared;
     // Returns whether any of `pasts` may be gone.
     const auto hold_against = [&](std::vector<Past>& pasts) {
       bool some_gone = false;
@@ -226,7 +226,7 @@ struct Races::State {
       std::erase_if(reads, [&](const Past& past) {
         return (past.bytes & ~now.bytes) == 0 &&
                block.clocks.sees(warp.index(), now.event.lanes, past.event, now.event.actor,
-                                 Space::shared);
+                                 StateSpace::shared);
       });
     }
     reads.push_back(now);
@@ -271,7 +271,7 @@ struct Races::State {
             uint32_t address, const Instruction& by) {
     for_lanes_of(lanes, [&](unsigned lane) {
       if (block.clocks.sees(warp.index(), Mask{1} << lane, word.made.event, Actor::lane,
-                            Space::shared)) {
+                            StateSpace::shared)) {
         return;
       }
       tell(warp.block(), word.made.by, &by, What::barrier,
@@ -451,7 +451,7 @@ void Races::mbarrier_passed(const Warp& warp, uint32_t address, uint64_t phase) 
 void Races::warp_synchronized(const Warp& warp, Mask lanes) {
   state_->of(warp).clocks.warp_barrier(warp.index(), lanes);
 }
-void Races::proxy_fence(const Warp& warp, Mask lanes, Space space) {
+void Races::proxy_fence(const Warp& warp, Mask lanes, StateSpace space) {
   state_->of(warp).clocks.fence(warp.index(), lanes, space);
 }
 

@@ -67,7 +67,7 @@ class Races : public Watcher {
   void mbarrier_reached(const Warp& warp, uint32_t address, uint64_t phase) override;
   void mbarrier_passed(const Warp& warp, uint32_t address, uint64_t phase) override;
   void warp_synchronized(const Warp& warp, Mask lanes) override;
-  void proxy_fence(const Warp& warp, Mask lanes, Space space) override;
+  void proxy_fence(const Warp& warp, Mask lanes, StateSpace space) override;
   void block_began(const Block& block) override;
   void block_ended(const Block& block) override;
 

@@ -213,11 +213,12 @@ TEST_CASE("races: between blocks the copy engine takes what another has done beh
   struct Pair {
     std::string first, then;
   };
-  for (const auto& [first, then] :
+  for (const Pair& pair :
        {Pair{kSum + kHasWritten, get}, Pair{kPut + kHasWritten, get},
         Pair{kSum + kHasWritten, kPut + kHasRead}, Pair{kPut + kHasWritten, kSum + kHasRead},
         Pair{kStoreOut + kMeet, get}, Pair{kAddOut + kMeet, kSum + kHasRead},
         Pair{kLoadOut + kMeet, kPut + kHasRead}, Pair{get, kSum + kHasRead}}) {
+    const std::string &first = pair.first, &then = pair.then;
     CAPTURE(first);
     CAPTURE(then);
     check_says(handed_on(first, then), kNoFence);

@@ -302,7 +302,7 @@ TEST_CASE("races: products read what was written before a fence and a barrier") 
   SUBCASE("as it has to be") {
     Scene scene;
     scene.writes(1, 0);
-    scene.races.proxy_fence(scene.warp(1), ~Mask{0}, Space::shared);
+    scene.races.proxy_fence(scene.warp(1), ~Mask{0}, StateSpace::shared);
     scene.meet(0);
     scene.multiplies(0, 0);
     CHECK(scene.races.found().empty());
@@ -310,7 +310,7 @@ TEST_CASE("races: products read what was written before a fence and a barrier") 
   SUBCASE("a warp's own") {
     Scene scene;
     scene.writes(0, 0);
-    scene.races.proxy_fence(scene.warp(0), ~Mask{0}, Space::shared);
+    scene.races.proxy_fence(scene.warp(0), ~Mask{0}, StateSpace::shared);
     scene.multiplies(0, 0);
     CHECK(scene.races.found().empty());
   }
@@ -324,7 +324,7 @@ TEST_CASE("races: products read what was written before a fence and a barrier") 
   SUBCASE("no barrier") {
     Scene scene;
     scene.writes(1, 0);
-    scene.races.proxy_fence(scene.warp(1), ~Mask{0}, Space::shared);
+    scene.races.proxy_fence(scene.warp(1), ~Mask{0}, StateSpace::shared);
     scene.multiplies(0, 0);
     CHECK(says(only(scene.races.found()), "no order between"));
   }

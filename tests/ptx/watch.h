@@ -12,7 +12,7 @@ namespace mtl::ptx {
 class Block;
 
 enum class Access : uint8_t { read, write, atomic };
-enum class Space : uint8_t { shared, global };
+enum class StateSpace : uint8_t { shared, global };
 
 class Watcher {
  public:
@@ -66,8 +66,8 @@ class Watcher {
   virtual void mbarrier_reached(const Warp&, uint32_t /*address*/, uint64_t /*phase*/) {}
   // A wait has found the phase complete.
   virtual void mbarrier_passed(const Warp&, uint32_t /*address*/, uint64_t /*phase*/) {}
-  virtual void warp_synchronized(const Warp&, Mask) {}   // bar.warp.sync
-  virtual void proxy_fence(const Warp&, Mask, Space) {}  // fence.proxy.async; of both: two
+  virtual void warp_synchronized(const Warp&, Mask) {}        // bar.warp.sync
+  virtual void proxy_fence(const Warp&, Mask, StateSpace) {}  // fence.proxy.async; of both: two
 
   virtual void block_began(const Block&) {}
   virtual void block_ended(const Block&) {}
