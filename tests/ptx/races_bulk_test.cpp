@@ -75,6 +75,7 @@ TEST_CASE("races: what a bulk group copies is not written before it has been rea
   check_clean(warp_races(kPut + kHasWritten + kMeet + kWrite));
   // Its own lane needs no barrier, and another one's wait is none.
   check_clean(warp_races(kPut + kHasRead + "@%p2 st.shared.u32 [%r2], %r1;\n"));
+  check_says(warp_races(kPut + "@%p2 st.shared.u32 [%r2], %r1;\n" + kHasRead), "copies from");
   check_says(warp_races(kPut + "@!%p2 cp.async.bulk.wait_group 0;\n" + kMeet + kWrite + kHasRead),
              "copies from");
   // Of two groups the first, and the last; an empty one counts.
@@ -150,6 +151,31 @@ TEST_CASE("races: before the copy engine takes global memory there is a fence") 
   check_clean(reads(kStoreOut + kFenceGlobal + kMeet));
   check_clean(reads(kStoreOut + kMeet + kFenceGlobal));
   check_clean(reads(kLoadOut));
+}
+
+TEST_CASE("races: a fence is told of by mbarriers, and by words of global memory") {
+  // The first warp writes, the second one copies there.
+  const auto races = [](const std::string& first, const std::string& tell,
+                        const std::string& wait) {
+    return races_in(with_mbarrier(1,
+                                  "setp.lt.u32 %p1, %r1, 32;\nsetp.eq.s32 %p5, %r1, 32;\n"
+                                  "@!%p1 bra other;\n" +
+                                      first + kMeet + tell + "bra end;\nother:\n" + wait + kMeet +
+                                      "@%p5 cp.async.bulk.global.shared::cta.bulk_group [%rd1], "
+                                      "[%r3], 128;\n@%p5 cp.async.bulk.commit_group;\n"
+                                      "@%p5 cp.async.bulk.wait_group.read 0;\nend:\n"),
+                    64);
+  };
+  const std::string arrive = "@%p2 mbarrier.arrive.shared::cta.b64 _, [%r10];\n";
+  const std::string wait = wait_for(0, "again");
+  check_clean(races(kStoreOut + kFenceGlobal, arrive, wait));
+  check_says(races(kStoreOut, arrive, wait), kNoFence);
+  const std::string release = "@%p2 red.release.gpu.global.add.u32 [%rd1+2048], 1;\n";
+  const std::string poll =
+      "poll:\nld.acquire.gpu.global.u32 %r8, [%rd1+2048];\nsetp.lt.u32 %p4, %r8, 1;\n"
+      "@%p4 bra poll;\n";
+  check_clean(races(kStoreOut + kFenceGlobal, release, poll));
+  check_says(races(kStoreOut, release, poll), kNoFence);
 }
 
 TEST_CASE("races: what the copy engine reads of global memory is not written meanwhile") {
