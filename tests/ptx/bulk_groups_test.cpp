@@ -115,6 +115,8 @@ TEST_CASE("ptx bulk groups: sums of f32 have no subnormals") {
   in[3] = -0x1p-126f, before[3] = 0x1.8p-126f;  // normal ones, their sum is not
   in[4] = 0x1p-24f, before[4] = 1;              // to even
   in[5] = 0x1.8p-24f, before[5] = 1;
+  in[6] = 0x1p-127f, before[6] = 0x1p-126f;  // the sum is a normal one
+  in[7] = 0x1p-126f, before[7] = 0x1p-127f;
   const Words out =
       written_by(kAdd + "[%rd1], [%r21], 32;\n" + kCommit + kWait, before, in, seeded(1));
   CHECK(out[0] == 1);
@@ -123,6 +125,8 @@ TEST_CASE("ptx bulk groups: sums of f32 have no subnormals") {
   CHECK(std::bit_cast<uint32_t>(out[3]) == 0);
   CHECK(out[4] == 1);
   CHECK(out[5] == 0x1.000002p0f);
+  CHECK(out[6] == 0x1p-126f);
+  CHECK(out[7] == 0x1p-126f);
   // A copy's are what they were.
   const Words copied =
       written_by(kCopy + "[%rd1], [%r21], 32;\n" + kCommit + kWait, before, in, seeded(1));

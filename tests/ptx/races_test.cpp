@@ -132,6 +132,16 @@ TEST_CASE("races: an mbarrier is used behind its making") {
           32)),
       "makes it"));
   CHECK(races_in(with_mbarrier(1, kBulkCopy + wait_for(0, "again")), 32).empty());
+  // Whichever lanes: the second one makes it, the first one uses it.
+  const auto second = [](const std::string& meet) {
+    return races_in(
+        "add.s32 %r10, %r3, 2048;\nsetp.eq.s32 %p1, %r1, 1;\nsetp.eq.s32 %p2, %r1, 0;\n"
+        "@%p1 mbarrier.init.shared::cta.b64 [%r10], 1;\n" +
+            meet + "@%p2 mbarrier.arrive.shared::cta.b64 _, [%r10];\n",
+        32);
+  };
+  CHECK(says(only(second("")), "makes it"));
+  CHECK(second("bar.warp.sync -1;\n").empty());
 }
 
 TEST_CASE("races: bulk copies are waited for") {
