@@ -140,7 +140,7 @@ TEST_CASE("ptx bulk groups: what is read late, and written later") {
   const std::string over = "@%p1 st.shared.u32 [%r21+252], 0;\n";
   const std::string look = "@%p1 ld.global.u32 %r9, [%rd1+252];\n";
   const std::string show = "@%p1 st.global.u32 [%rd1+400], %r9;\n";
-  int read_late = 0, read_early = 0, written_late = 0, written_early = 0, between = 0;
+  int read_late = 0, read_early = 0, written_late = 0, written_early = 0, between = 0, apart = 0;
   for (unsigned seed = 1; seed <= 60; ++seed) {
     const SnippetRun how = seeded(seed);
     (written_by(copy + over + kWait, before, in, how)[63] == 0 ? read_late : read_early) += 1;
@@ -152,6 +152,9 @@ TEST_CASE("ptx bulk groups: what is read late, and written later") {
     (is_late ? written_late : written_early) += 1;
     const Words waited = written_by(copy + kWait + look + show, before, in, how);
     REQUIRE(waited[100] == in[63]);
+    // It has been read and is not written yet.
+    const Words late = written_by(copy + over + look + kWait + show, before, in, how);
+    apart += late[63] == in[63] && std::bit_cast<uint32_t>(late[100]) == 0xffffffff;
     // One end is there, the other is not.
     const Words part = written_by(copy + "@%p1 ld.global.u32 %r8, [%rd1];\n" + look + kWait + show +
                                       "@%p1 st.global.u32 [%rd1+404], %r8;\n",
@@ -163,6 +166,7 @@ TEST_CASE("ptx bulk groups: what is read late, and written later") {
   CHECK(written_late > 5);
   CHECK(written_early > 0);
   CHECK(between > 0);
+  CHECK(apart > 0);
 }
 
 TEST_CASE("ptx bulk groups: each lane has its own, and they may be empty") {
