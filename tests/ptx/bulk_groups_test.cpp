@@ -169,6 +169,20 @@ TEST_CASE("ptx bulk groups: what is read late, and written later") {
   CHECK(apart > 0);
 }
 
+TEST_CASE("ptx bulk groups: nobody has to wait for what they do") {
+  // The second warp does until the last word is there, and only then the lane that has asked.
+  const std::string body =
+      kAdd + "[%rd1], [%r21], 1024;\n" + kCommit +
+      "setp.lt.u32 %p2, %r1, 32;\n@%p2 bra met;\nagain:\n"
+      "ld.acquire.gpu.global.u32 %r3, [%rd1+1020];\nsetp.eq.u32 %p3, %r3, 0;\n@%p3 bra again;\n"
+      "met:\nbar.sync 0;\n" +
+      kWait;
+  const Words in = rising(1);
+  for (unsigned seed = 1; seed <= 20; ++seed) {
+    CHECK(written_by(body, Words{}, in, seeded(seed))[255] == in[255]);
+  }
+}
+
 TEST_CASE("ptx bulk groups: each lane has its own, and they may be empty") {
   const Words in = rising(1), before = rising(-5000);
   // Lanes 0 and 1 copy 64 bytes each at 0 and 64, then at 1024 and 1088; what is there behind the
