@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "common/dtype.h"
@@ -81,35 +82,44 @@ inline int64_t stats_stride(int64_t seq) {
 inline int64_t attention_stats(const AttentionSize& s) {
   return s.batch * s.heads * stats_stride(s.seq) * 8;
 }
-// Whether Hopper's kernel is for calls of this kind, and whether that makes dQ along with dK and dV
-// (attention_query_sums.h). Measured on an H200 (docs/benchmarks/gpu-h200.md), against a kernel of
-// its own for dQ: with heads of 64 it takes 4 to 6 % less at 1,024 tokens and 6 % more at 4,096,
-// with heads of 128 2 to 16 % more; with heads of 96, whose panels of 32 two consumers cannot share
-// evenly, there is none.
+// Whether Hopper's kernels are for calls of this kind.
 inline bool fits_warpgroups(DType dtype, int64_t seq, int64_t head_dim) {
   return dtype != DType::f32 && (head_dim == 64 || head_dim == 96 || head_dim == 128) && seq >= 32;
 }
-inline bool is_joint(int64_t seq, int64_t head_dim) {
-  return head_dim == 64 && seq <= 2048;
+// Which backward they have: what is faster as far as it is measured, or as it is wished.
+enum class Backward { measured, split, joint };
+// Who adds to dQ: a kernel of its own, that needs no sums; the warps of the kernel that makes dK
+// and dV (attention_query_sums.h); or its copy engine (attention_backward_joint_warpgroups.cu).
+enum class Adder { none, warps, copies };
+// Measured on an H200 (docs/benchmarks/gpu-h200.md), warps against a kernel of its own: with heads
+// of 64 they take 4 to 6 % less at 1,024 tokens and 6 % more at 4,096, with heads of 128 2 to 16 %
+// more. The copy engine's has not been measured. Two consumers cannot share the panels of 32 that
+// heads of 96 have evenly.
+inline Adder adder_of(Backward backward, int64_t seq, int64_t head_dim) {
+  if (backward == Backward::joint && head_dim != 96) return Adder::copies;
+  const bool warps = backward == Backward::measured && head_dim == 64 && seq <= 2048;
+  return warps ? Adder::warps : Adder::none;
 }
-// Its sums of dQ, in f32: a warp has 16 x 64 of a tile, of which there are eight, and a turn; and
-// one number for all.
-inline constexpr int64_t kQueriesOfTile = 128, kWarpsOfTile = 8, kSumsOfWarp = 16 * 64;
-inline int64_t query_tiles(const AttentionSize& s) {
-  return divide_up(s.seq, kQueriesOfTile);
+// The sums are f32, in tiles of 64 x 128 or 128 x 64 (queries x columns). Beside them lie turns,
+// one of a tile or of each of its eight warps, and one number for all.
+inline constexpr int64_t kSumsOfTile = 64 * 128, kWarpsOfTile = 8;
+inline int64_t query_tiles(const AttentionSize& s) {  // of a head
+  return divide_up(s.seq, kSumsOfTile / s.head_dim);
 }
-inline int64_t warps_of_sums(const AttentionSize& s) {
-  return s.batch * s.heads * query_tiles(s) * kWarpsOfTile;
+inline int64_t turns_of(const AttentionSize& s, Adder adder) {
+  const int64_t tiles = s.batch * s.heads * query_tiles(s);
+  return adder == Adder::warps ? tiles * kWarpsOfTile : tiles;
 }
-inline int64_t query_sums(const AttentionSize& s) {
-  return (warps_of_sums(s) * (kSumsOfWarp + 1) + 1) * 4;
+inline int64_t query_sums(const AttentionSize& s, Adder adder) {
+  if (adder == Adder::none) return 0;
+  return (s.batch * s.heads * query_tiles(s) * kSumsOfTile + turns_of(s, adder) + 1) * 4;
 }
 // The statistics lie behind the sums, aligned; behind them ALiBi's slopes.
-inline int64_t before_stats(const AttentionSize& s, bool joint) {
-  return joint ? divide_up(query_sums(s), 16) * 16 : 0;
+inline int64_t before_stats(const AttentionSize& s, Adder adder) {
+  return divide_up(query_sums(s, adder), 16) * 16;
 }
-inline int64_t attention_backward(const AttentionSize& s, bool joint) {
-  return before_stats(s, joint) + attention_stats(s) + s.heads * 4;
+inline int64_t attention_backward(const AttentionSize& s, Adder adder) {
+  return before_stats(s, adder) + attention_stats(s) + s.heads * 4;
 }
 
 // What a device takes at once: it grows by whole pieces, and every device has one.
@@ -140,14 +150,17 @@ struct KernelNeeds {
   int64_t embedded_rows = 0;
 };
 
-// The most that one op of them takes; `joint`: by a Hopper's attention (Queue::has_warpgroups and
-// has_joint_backward).
-inline int64_t most_scratch(const KernelNeeds& needs, bool joint) {
+// The most that one op of them takes; `hopper`: its attention's backward, where there is one
+// (Queue::has_warpgroups and hopper_backward).
+inline int64_t most_scratch(const KernelNeeds& needs,
+                            std::optional<kernel_scratch::Backward> hopper) {
   namespace of = kernel_scratch;
   const of::AttentionSize& attention = needs.attention;
-  const bool sums = joint && of::is_joint(attention.seq, attention.head_dim) &&
-                    of::fits_warpgroups(needs.compute, attention.seq, attention.head_dim);
-  int64_t most = of::attention_backward(attention, sums);
+  const bool fits =
+      hopper.has_value() && of::fits_warpgroups(needs.compute, attention.seq, attention.head_dim);
+  const of::Adder adder =
+      fits ? of::adder_of(*hopper, attention.seq, attention.head_dim) : of::Adder::none;
+  int64_t most = of::attention_backward(attention, adder);
   if (most <= needs.attention_room) most = 0;
   if (needs.norm_rows > 0) {
     most = std::max(most, of::norm_backward(needs.norm_rows, needs.norm_cols));

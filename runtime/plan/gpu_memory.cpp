@@ -71,7 +71,9 @@ int64_t message_memory(const Plan& plan, const StagePlan& stage) {
 }
 
 GpuMemory gpu_memory(const KernelNeeds& needs, bool hopper) {
-  return {.scratch = kernel_scratch::whole_pieces(most_scratch(needs, hopper)),
+  std::optional<kernel_scratch::Backward> backward;
+  if (hopper) backward = kernel_scratch::Backward::measured;
+  return {.scratch = kernel_scratch::whole_pieces(most_scratch(needs, backward)),
           .workspace = kProductWorkspaceBytes};
 }
 

@@ -118,7 +118,7 @@ stage_ops() {
   need_gpu
   need "$from/libmtl_cuda.so"
   need "$from/tests/test_runtime_device"
-  local failed= group kernel code halves groups=(fp8 matmul attention rest) pids=()
+  local failed= group kernel code others=3 groups=(fp8 matmul attention rest) pids=()
   export MTL_ATTENTION=mma
   keep_setting MTL_ATTENTION mma
   # At once: most of their time goes to the host's references, in one thread. What hangs leaves Hopper's
@@ -142,13 +142,13 @@ stage_ops() {
   MTL_ATTENTION=cudnn op_table ops-cudnn $(($(left_of_stage) - 2)) 'attention: forward and backward*' \
     >"$scratch/cudnn" 2>&1 &
   pids=("$!")
-  for kernel in split own; do
+  for kernel in joint split own; do
     code=0
-    halves=$([[ $kernel == split ]] && echo 2 || echo 1)
-    MTL_ATTENTION=$kernel op_table "ops-$kernel" $(($(left_of_stage) / halves)) \
+    MTL_ATTENTION=$kernel op_table "ops-$kernel" $(($(left_of_stage) / others)) \
       'attention:*' || code=$?
+    others=$((others - 1))
     [[ $code -eq 0 ]] || failed=yes
-    [[ $code -eq 2 ]] || keep_setting MTL_ATTENTION "$kernel"
+    [[ $code -eq 2 || $kernel == joint ]] || keep_setting MTL_ATTENTION "$kernel"
   done
   wait "${pids[0]}" || true
   sed 's/^wrong: //' "$scratch/cudnn"

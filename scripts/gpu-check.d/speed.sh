@@ -71,10 +71,10 @@ run_row() {  # run_row SECONDS [PREFIX...]
 stage_attention() {
   need_gpu
   need "$from/bench/attention_gpu"
-  # A process each, the newest last: one that hangs or crashes costs its own rows. cuDNN's compiles.
+  # A process each: one that hangs or crashes costs its own rows. cuDNN's compiles.
   local kernel failed=
-  local -A seconds=([mma]=25 [cudnn]=45 [split]=20 [own]=20)
-  for kernel in mma cudnn split own; do
+  local -A seconds=([mma]=25 [cudnn]=45 [split]=20 [own]=20 [joint]=20)
+  for kernel in mma cudnn split own joint; do
     MTL_ATTENTION=$kernel MTL_DEVICE=cuda limited "${seconds[$kernel]}" \
       "$from/bench/attention_gpu" ${small:+--tiny} "$kernel" && continue
     printf 'not every row: %s\n' "$kernel"

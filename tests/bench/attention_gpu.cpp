@@ -5,7 +5,7 @@
 // FLOPs are those of causal attention: a product of the lower triangle is batch heads dim seq^2,
 // two of them forward and five backward (the two that some of ours compute again do not count).
 // Medians over rounds of calls that the host waits for once. `own` is wgmma on Hopper, `split` the
-// same with two kernels for backward, `mma` the kernel for every GPU.
+// same with two kernels for backward, `joint` with one, `mma` the kernel for every GPU.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -127,7 +127,7 @@ int main(int argc, char** argv) {
       kernels.push_back(word);
     }
   }
-  if (kernels.empty()) kernels = {"mma", "cudnn", "split", "own"};
+  if (kernels.empty()) kernels = {"mma", "cudnn", "split", "own", "joint"};
   const std::vector<Form> forms = tiny ? std::vector<Form>(std::begin(kTiny), std::end(kTiny))
                                        : std::vector<Form>(std::begin(kForms), std::end(kForms));
   int code = 0;

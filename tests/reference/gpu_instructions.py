@@ -32,7 +32,9 @@ ATTENTION = [
     ("forward, heads of 64", r"attention_forward_warpgroups<mtl::cuda::Bf16, 64, false>"),
     ("forward, heads of 128", r"attention_forward_warpgroups<mtl::cuda::Bf16, 128, false>"),
     ("backward, heads of 64", r"attention_key_warpgroups<mtl::cuda::Bf16, 64, false, true>"),
-    ("backward, heads of 128", r"attention_key_warpgroups<mtl::cuda::Bf16, 128, false, true>"),
+    ("dK, dV, heads of 128", r"attention_key_warpgroups<mtl::cuda::Bf16, 128, false, false>"),
+    ("dQ, heads of 128", r"attention_query_warpgroups<mtl::cuda::Bf16, 128, false>"),
+    ("joint, heads of 128", r"attention_backward_joint<mtl::cuda::Bf16, 128, false>"),
 ]
 MEMORY = [
     ("cross entropy: loss", r"losses_kernel<mtl::cuda::Bf16, 8, 512, false>"),
@@ -108,7 +110,7 @@ def is_rare(block):
     dropout = n["HGMMA"] == 0 and n["F2FP"] == 0 and n["IMAD"] + n["LOP3"] > 40
     dropout = dropout or (n["UIADD3"] >= 18 and n["HGMMA"] == 0) or n["SHFL"] == 1
     masks = n["MUFU"] == 0 and (n["FSEL"] >= 24 or n["I2FP"] > 8)
-    return dropout or masks or n["FMUL"] == len(block) or n["STG"] >= 16
+    return dropout or masks or n["FMUL"] == len(block) or n["STG"] > 0
 
 
 def cycles(n):

@@ -3,6 +3,7 @@
 // products are the CPU engine's (the real ones are cuBLASLt's).
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "runtime/device/cpu/cpu_device.h"
@@ -12,8 +13,10 @@ namespace mtl::test {
 
 class EmulatedCuda : public cuda::OpsDevice {
  public:
-  explicit EmulatedCuda(int multiprocessors = 3, bool warpgroups = false, bool joint = true)
-      : multiprocessors_(multiprocessors), warpgroups_(warpgroups), joint_(joint) {}
+  // `hopper`: with the kernels for one, and this backward.
+  explicit EmulatedCuda(int multiprocessors = 3,
+                        std::optional<kernel_scratch::Backward> hopper = std::nullopt)
+      : multiprocessors_(multiprocessors), hopper_(hopper) {}
   bool communicates_beside() const override { return true; }
   std::string description() const override { return "cuda kernels on the host"; }
   void* allocate(size_t bytes) override { return cpu_.allocate(bytes); }
@@ -63,11 +66,11 @@ class EmulatedCuda : public cuda::OpsDevice {
  private:
   cuda::Stream stream() const override { return nullptr; }
   int multiprocessors() const override { return multiprocessors_; }
-  bool has_warpgroups() const override { return warpgroups_; }
-  bool has_joint_backward() const override { return joint_; }
+  bool has_warpgroups() const override { return hopper_.has_value(); }
+  kernel_scratch::Backward hopper_backward() const override { return hopper_.value(); }
 
   int multiprocessors_;
-  bool warpgroups_, joint_;  // a Hopper, with a single kernel for backward
+  std::optional<kernel_scratch::Backward> hopper_;
   CpuDevice cpu_{1, Isa::base};
   std::vector<unsigned char> scratch_;
 };

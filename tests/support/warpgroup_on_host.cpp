@@ -45,10 +45,21 @@ struct Copy {
   std::array<int, 4> at;
 };
 
+// From shared to global memory.
+struct Write {
+  unsigned thread;
+  unsigned char* to;
+  const unsigned char* from;
+  unsigned bytes;
+  bool adds;
+  std::vector<unsigned char> read;  // once it has
+};
+
 struct State {
   std::map<void*, Mbarrier> barriers;
   std::map<int, NamedBarrier> named;  // that somebody has come to
   std::vector<Copy> copies;           // under way, the oldest first
+  std::vector<Write> writes;          // not waited for
 };
 thread_local State state;
 
@@ -122,6 +133,44 @@ void carry_out(const Copy& copy) {
   }
   copy.barrier->bytes -= copy.bytes;
   end_phase_if_complete(*copy.barrier);
+}
+
+void read(Write& write) {
+  if (write.read.empty()) write.read.assign(write.from, write.from + write.bytes);
+}
+
+void carry_out(Write& write) {
+  read(write);
+  if (!write.adds) {
+    std::memcpy(write.to, write.read.data(), write.bytes);
+    return;
+  }
+  for (unsigned i = 0; i < write.bytes; i += sizeof(float)) {
+    float sum = 0, more = 0;
+    std::memcpy(&sum, write.to + i, sizeof sum);
+    std::memcpy(&more, write.read.data() + i, sizeof more);
+    sum += more;
+    std::memcpy(write.to + i, &sum, sizeof sum);
+  }
+}
+
+void start(void* to, const void* shared, unsigned bytes, bool adds) {
+  const uint32_t first = shared_address(shared);
+  if (first % 16 != 0 || reinterpret_cast<uintptr_t>(to) % 16 != 0 || bytes % 16 != 0 ||
+      bytes == 0) {
+    throw std::runtime_error("a copy of bytes that is not aligned to 16");
+  }
+  if (bytes > dynamic_shared_bytes() - first) {
+    throw std::runtime_error("a copy from beyond the dynamic shared memory");
+  }
+  Write write = {this_thread(),
+                 static_cast<unsigned char*>(to),
+                 static_cast<const unsigned char*>(shared),
+                 bytes,
+                 adds,
+                 {}};
+  if (copies_are_early()) return carry_out(write);
+  state.writes.push_back(std::move(write));
 }
 
 void start(const Copy& copy) {
@@ -221,6 +270,25 @@ void copy_bytes(void* shared, const void* from, unsigned bytes, void* barrier) {
     throw std::runtime_error("a copy of bytes that is not aligned to 16");
   }
   start({destination(shared, bytes, 16), &use(barrier), bytes, from, {}, {}});
+}
+
+void write_bytes(void* to, const void* shared, unsigned bytes) {
+  start(to, shared, bytes, false);
+}
+void add_floats(float* to, const void* shared, unsigned bytes) {
+  start(to, shared, bytes, true);
+}
+void writes_have_read() {
+  for (Write& write : state.writes) {
+    if (write.thread == this_thread()) read(write);
+  }
+}
+void writes_done() {
+  const unsigned thread = this_thread();
+  std::erase_if(state.writes, [&](Write& write) {
+    if (write.thread == thread) carry_out(write);
+    return write.thread == thread;
+  });
 }
 
 void store_tiles(void* row, const uint32_t (&r)[4]) {

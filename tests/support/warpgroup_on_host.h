@@ -3,11 +3,12 @@
 //
 // The engine and the products take as long as they may (Schedule::early_copies: no time at all). A
 // copy leaves NaN at once and arrives, and a product reads its operands and gives its sums, only
-// when no thread can go on otherwise; until its wait a product's sums are NaN. So what is read,
-// overwritten or given back too early shows. What is not seen: shared memory that a kernel itself
-// writes for the engine or a product without a proxy fence, operands in registers that change
-// before the wait, and a barrier that others use without having waited for its initialisation in
-// an order of threads that no Schedule has.
+// when no thread can go on otherwise; a copy to global memory reads when that is waited for, and
+// writes at its end, and until its wait a product's sums are NaN. So what is read, overwritten or
+// given back too early shows. What is not seen: shared memory that a kernel itself writes for the
+// engine or a product without a proxy fence, operands in registers that change before the wait, and
+// a barrier that others use without having waited for its initialisation in an order of threads
+// that no Schedule has.
 #pragma once
 
 #include <array>
@@ -35,6 +36,11 @@ void named_barrier(int id, int threads, bool waits);
 // `at`: column, head, row, sequence; what is outside the tensor is zeros.
 void copy_box(void* shared, const TensorMap& map, void* barrier, std::array<int, 4> at);
 void copy_bytes(void* shared, const void* from, unsigned bytes, void* barrier);
+// The other way; by the thread that later waits for them.
+void write_bytes(void* to, const void* shared, unsigned bytes);
+void add_floats(float* to, const void* shared, unsigned bytes);
+void writes_have_read();
+void writes_done();
 // stmatrix: register r of the lanes to rows of tile r, of which lane 8 r + i has row i.
 void store_tiles(void* row, const uint32_t (&r)[4]);
 

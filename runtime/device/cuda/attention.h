@@ -10,7 +10,7 @@
 //
 // Backward is two kernels with nothing to add up between blocks, so it is deterministic: one owns
 // keys (dK, dV: four products per pair of tiles), one owns queries (dQ: three, of which the scores
-// and dP are computed a second time). On Hopper it is one, with 5 products instead of 7, whose
+// and dP are computed a second time). On Hopper it can be one, with 5 products instead of 7, whose
 // blocks add dQ up one after the other (attention_query_sums.h).
 #pragma once
 

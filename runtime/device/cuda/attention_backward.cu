@@ -305,16 +305,18 @@ void attention_backward(Queue& queue, const AttentionBackward& args) {
       aligned(args.qkv) && aligned(args.out) && aligned(args.dout) && aligned(args.dqkv);
   const bool warpgroups = is_aligned && fits_warpgroups(queue, s, args.qkv.dtype);
   const kernel_scratch::AttentionSize size = size_of(w);
-  const bool joint = warpgroups && is_joint(queue, w);
-  const int64_t bytes = kernel_scratch::attention_backward(size, joint);
+  using kernel_scratch::Adder;
+  const Adder adder = warpgroups ? adder_of(queue, w) : Adder::none;
+  const int64_t bytes = kernel_scratch::attention_backward(size, adder);
   auto* const memory = static_cast<unsigned char*>(
       args.room && args.room.bytes() >= bytes ? args.room.data : queue.scratch(bytes));
-  auto* const stats = memory + kernel_scratch::before_stats(size, joint);
+  auto* const stats = memory + kernel_scratch::before_stats(size, adder);
   w.stats = reinterpret_cast<TwoStats*>(stats);
   prepare_slopes(queue, s, w,
                  reinterpret_cast<float*>(stats + kernel_scratch::attention_stats(size)));
   with_type(args.qkv.dtype,
             [&](auto type) { prepare_stats<decltype(type)>(queue, w, is_aligned); });
+  if (adder == Adder::copies) return backward_by_copies(queue, w, args.qkv.dtype, memory);
   if (warpgroups) return backward_by_warpgroups(queue, w, args.qkv.dtype, memory);
   const bool tiles = is_aligned && fits_tiles(s);
   with_type(args.qkv.dtype, [&](auto type) { backward_as<decltype(type)>(queue, w, tiles); });

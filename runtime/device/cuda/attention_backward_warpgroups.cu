@@ -1,5 +1,6 @@
 // Attention backward on Hopper (attention_panels.h): a kernel for dQ and one for dK and dV, or, for
 // heads of 64, one for all (attention_query_sums.h).
+#include "runtime/device/cuda/attention_key_tiles.h"
 #include "runtime/device/cuda/attention_query_sums.h"
 #include "runtime/device/cuda/attention_warpgroups.h"
 #include "runtime/device/cuda/ops.h"
@@ -153,30 +154,6 @@ struct KeyShape {
                                          kStages * (2 * kTile + kStatsBytes) + 2 * kGradients +
                                          sizeof(Barriers) + kAlignment;
 };
-
-// A tile of keys, and the tiles of queries that see it.
-template <class Shape>
-struct KeyTile {
-  int index, first;  // within the head; its first key
-  int sequence;
-  HeadPlace place;  // of the first head of the group
-  int last_tile, count;
-};
-template <class Shape, bool kLimited>
-__device__ inline KeyTile<Shape> key_tile_of(const AttentionWork& w, const BlockOrder& order,
-                                             int number) {
-  // The first keys are seen by the most queries: they start first.
-  const auto [head, index] = place_of_block(order, number);
-  const int first = index * Shape::kKeys, sequence = head / w.kv_heads;
-  const HeadPlace place = place_of(w, sequence, head % w.kv_heads * w.group);
-  int queries_end = w.seq;
-  if constexpr (kLimited) {
-    queries_end = end_of_seeing(w, place.row, min(first + Shape::kKeys, w.seq) - 1);
-  }
-  const int last_tile = (queries_end - 1) / Shape::kQueries;
-  return {index, first,     sequence,
-          place, last_tile, (last_tile - first / Shape::kQueries + 1) * w.group};
-}
 
 // kJoint: as many blocks as there are multiprocessors, each with tile after tile, as in forward.
 template <typename T, int kDim, bool kLimited, bool kJoint>
@@ -369,28 +346,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-template <typename T, int kDim>
-TensorMap map_of_dout(const AttentionWork& w) {
-  return tensor_map({.data = w.dout,
-                     .batch = w.batch,
-                     .seq = w.seq,
-                     .heads = w.heads,
-                     .dim = w.head_dim,
-                     .row_stride = w.out_stride,
-                     .is_bf16 = kIsBf16<T>,
-                     .rows = kBoxRows,
-                     .panel = Panels<kDim>::kPanel});
-}
-
 template <typename T, int kDim, bool kLimited>
 void launch_joint(Queue& queue, const AttentionWork& w, void* memory) {
   using Keys = KeyShape<kDim, true>;
   static_assert(kMostQueries >= Keys::kQueries);
-  static_assert(Keys::kQueries == kernel_scratch::kQueriesOfTile);
   static_assert(kConsumerWarps == kernel_scratch::kWarpsOfTile &&
-                kSumsOfWarp == kernel_scratch::kSumsOfWarp);
+                kConsumerWarps * kSumsOfWarp == kernel_scratch::kSumsOfTile &&
+                Keys::kQueries * kDim == kernel_scratch::kSumsOfTile);
   const kernel_scratch::AttentionSize size = size_of(w);
-  const int64_t warps = kernel_scratch::warps_of_sums(size);
+  const int64_t warps = kernel_scratch::turns_of(size, kernel_scratch::Adder::warps);
   auto* const turns = static_cast<unsigned*>(memory) + warps * kSumsOfWarp;
   const QuerySums sums = {static_cast<float*>(memory), turns, turns + warps,
                           static_cast<int>(kernel_scratch::query_tiles(size))};
@@ -424,7 +388,8 @@ void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, v
     constexpr int kDim = decltype(dim)::value;
     constexpr bool kLimited = decltype(limited)::value;
     if constexpr (kDim == 64) {
-      if (is_joint(queue, w)) return launch_joint<T, kDim, kLimited>(queue, w, scratch);
+      const bool joint = adder_of(queue, w) == kernel_scratch::Adder::warps;
+      if (joint) return launch_joint<T, kDim, kLimited>(queue, w, scratch);
     }
     launch_two<T, kDim, kLimited>(queue, w);
   });

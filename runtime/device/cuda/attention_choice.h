@@ -2,10 +2,10 @@
 // tests see every outcome on the host.
 //
 // MTL_ATTENTION says what is wanted: `own` (as without it), `split` (ours, but also on Hopper with
-// two kernels for backward), `mma` (ours, but also on Hopper the one for every GPU), `cudnn`, or
-// `auto`, which tries both on random data of the op's form and takes
-// cuDNN's where it is right, gives the same bits twice and is faster. Decided once per form, and
-// kept.
+// two kernels for backward), `joint` (ours, on Hopper with one for heads of 64 and 128), `mma`
+// (ours, but also on Hopper the one for every GPU), `cudnn`, or `auto`, which tries both on random
+// data of the op's form and takes cuDNN's where it is right, gives the same bits twice and is
+// faster. Decided once per form, and kept.
 #pragma once
 
 #include <functional>
@@ -18,9 +18,10 @@
 
 namespace mtl::cuda {
 
-enum class AttentionMode { own, split, mma, automatic, cudnn };
+enum class AttentionMode { own, split, joint, mma, automatic, cudnn };
 // Of MTL_ATTENTION; null or empty = own. Throws Error (Exit::usage) "gpu.attention".
 AttentionMode attention_mode(const char* variable);
+kernel_scratch::Backward backward_of(AttentionMode mode);  // of ours on Hopper
 
 using AttentionForm = cudnn::SdpaForm;
 // The form of a call that cuDNN may compute. Nothing: it stays with our kernel, whatever is wanted:

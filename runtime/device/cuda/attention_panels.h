@@ -108,13 +108,13 @@ template <int kStages>
 struct Stages {
   Barrier full[kStages], empty[kStages];
 
-  __device__ void init_all() {
+  __device__ void init_all(unsigned writers = 1, unsigned readers = kConsumerWarps) {
     for (int i = 0; i < kStages; ++i) {
-      init(full[i], 1);
-      init(empty[i], kConsumerWarps);
+      init(full[i], writers);
+      init(empty[i], readers);
     }
   }
-  // The producer's: waits until tile i may be written over the one that was there.
+  // Who writes: waits until tile i may be written over the one that was there.
   __device__ void wait_to_write(int i) {
     wait(empty[i % kStages], static_cast<unsigned>(i / kStages + 1) % 2);
   }
@@ -123,7 +123,13 @@ struct Stages {
     arrive_expecting(full[i % kStages], bytes);
     return full[i % kStages];
   }
-  // The consumers'.
+  // Of a warp that writes, by its own instructions for the async proxy.
+  __device__ void written(int i) {
+    written_for_products();
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) arrive(full[i % kStages]);
+  }
+  // Who reads.
   __device__ void wait_for(int i) {
     wait(full[i % kStages], static_cast<unsigned>(i / kStages) % 2);
   }

@@ -39,21 +39,14 @@ __device__ inline float* in_a_register(float* pointer) {
   asm volatile("" : "+l"(pointer));
   return pointer;
 }
-__device__ inline void wait_for_turn(const unsigned* turn, int before) {
-  if (threadIdx.x % kWarp == 0) {
-    unsigned added = 0;
-    do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(added) : "l"(turn) : "memory");
-    } while (added < static_cast<unsigned>(before));
-  }
-  __syncwarp();
+__device__ inline void lane_waits_for_turn(const unsigned* turn, int before) {
+  unsigned added = 0;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(added) : "l"(turn) : "memory");
+  } while (added < static_cast<unsigned>(before));
 }
-// What the warp's lanes have added comes before.
-__device__ inline void pass_on_turn(unsigned* turn) {
-  __syncwarp();
-  if (threadIdx.x % kWarp == 0) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(turn) : "memory");
-  }
+__device__ inline void lane_passes_on_turn(unsigned* turn) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(turn) : "memory");
 }
 __device__ inline void add_four(float* to, const float (&x)[4]) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]),
@@ -68,15 +61,11 @@ __device__ inline float4 sums_at(const float* from) {
 inline float* in_a_register(float* pointer) {
   return pointer;
 }
-inline void wait_for_turn(const unsigned* turn, int before) {
-  if (threadIdx.x % kWarp == 0) {
-    gpu_on_host::wait_for_blocks(turn, static_cast<unsigned>(before));
-  }
-  __syncwarp();
+inline void lane_waits_for_turn(const unsigned* turn, int before) {
+  gpu_on_host::wait_for_blocks(turn, static_cast<unsigned>(before));
 }
-inline void pass_on_turn(unsigned* turn) {
-  __syncwarp();
-  if (threadIdx.x % kWarp == 0) gpu_on_host::tell_blocks(turn);
+inline void lane_passes_on_turn(unsigned* turn) {
+  gpu_on_host::tell_blocks(turn);
 }
 inline void add_four(float* to, const float (&x)[4]) {
   for (int i = 0; i < 4; ++i) to[i] += x[i];
@@ -85,6 +74,16 @@ inline float4 sums_at(const float* from) {
   return *reinterpret_cast<const float4*>(from);
 }
 #endif
+
+// Of a warp. What its lanes have added comes before.
+__device__ inline void wait_for_turn(const unsigned* turn, int before) {
+  if (threadIdx.x % kWarp == 0) lane_waits_for_turn(turn, before);
+  __syncwarp();
+}
+__device__ inline void pass_on_turn(unsigned* turn) {
+  __syncwarp();
+  if (threadIdx.x % kWarp == 0) lane_passes_on_turn(turn);
+}
 
 // Writes dS^T of a warp's 16 keys x 8 kN queries, rounded, to its rows of a tile of 128 keys, as
 // the copy engine would: in panels of 64 queries.

@@ -17,10 +17,12 @@ inline bool fits_warpgroups(const Queue& queue, const AttentionShape& s, DType d
 // `scratch`: so many bytes, 16-byte aligned.
 inline constexpr int64_t kForwardScratch = 16;
 void forward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch);
-// Whether dQ is made along with dK and dV, in sums that `scratch` begins with.
-inline bool is_joint(const Queue& queue, const AttentionWork& w) {
-  return queue.has_joint_backward() && kernel_scratch::is_joint(w.seq, w.head_dim);
+// Who adds to dQ, in sums that `scratch` begins with.
+inline kernel_scratch::Adder adder_of(const Queue& queue, const AttentionWork& w) {
+  return kernel_scratch::adder_of(queue.hopper_backward(), w.seq, w.head_dim);
 }
 void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch);
+// The same where copies add: heads of 64 and 128.
+void backward_by_copies(Queue& queue, const AttentionWork& w, DType dtype, void* scratch);
 
 }  // namespace mtl::cuda

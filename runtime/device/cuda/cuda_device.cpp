@@ -227,7 +227,9 @@ class CudaDevice final : public OpsDevice, private Recorder {
     take_scratch(scratch_for(needs));
   }
   int64_t scratch_for(const KernelNeeds& needs) const override {
-    return kernel_scratch::whole_pieces(most_scratch(needs, warpgroups_ && has_joint_backward()));
+    std::optional<kernel_scratch::Backward> hopper;
+    if (warpgroups_) hopper = hopper_backward();
+    return kernel_scratch::whole_pieces(most_scratch(needs, hopper));
   }
 
   std::unique_ptr<DeviceClock> make_clock() override {
@@ -391,7 +393,7 @@ class CudaDevice final : public OpsDevice, private Recorder {
   Stream stream() const override { return stream_.get(); }
   int multiprocessors() const override { return multiprocessors_; }
   bool has_warpgroups() const override { return warpgroups_; }
-  bool has_joint_backward() const override { return attention_mode_ != AttentionMode::split; }
+  kernel_scratch::Backward hopper_backward() const override { return backward_of(attention_mode_); }
 
   void* scratch(int64_t bytes) override {
     if (bytes > scratch_bytes_) {

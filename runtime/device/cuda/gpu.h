@@ -56,12 +56,15 @@ void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_
 
 // The dynamic shared memory of a block, 128-byte aligned.
 #define MTL_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
+// The same where panels begin at once (warpgroup.h).
+#define MTL_DYNAMIC_SHARED_PANELS(name) extern __shared__ __align__(1024) unsigned char name[]
 
 #else
 
 using gpu_on_host::launch;
 using gpu_on_host::launch_together;
 #define MTL_DYNAMIC_SHARED(name) unsigned char* const name = ::mtl::gpu_on_host::dynamic_shared()
+#define MTL_DYNAMIC_SHARED_PANELS(name) MTL_DYNAMIC_SHARED(name)
 
 #endif
 

@@ -10,6 +10,7 @@
 #include <cstddef>
 
 #include "runtime/device/cuda/gpu.h"
+#include "runtime/device/kernel_scratch.h"
 #include "runtime/device/op_arguments.h"
 
 namespace mtl::cuda {
@@ -23,8 +24,8 @@ class Queue {
   virtual int multiprocessors() const = 0;
   // Whether kernels for sm_90a run there (warpgroup.h).
   virtual bool has_warpgroups() const = 0;
-  // Whether attention's backward may be a single kernel there (attention_query_sums.h).
-  virtual bool has_joint_backward() const = 0;
+  // Which backward attention has there.
+  virtual kernel_scratch::Backward hopper_backward() const = 0;
   // At least `bytes` of device memory, 256-byte aligned, for the op that asks: what was there is
   // overwritten by the next op. One piece per op. How much: kernel_scratch.h.
   virtual void* scratch(int64_t bytes) = 0;

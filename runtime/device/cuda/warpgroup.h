@@ -188,6 +188,34 @@ __device__ inline void copy_bytes(void* shared, const void* from, unsigned bytes
       "l"(from), "r"(bytes), "r"(shared_address(&barrier))
       : "memory");
 }
+// The other way, bytes or f32 sums in a row; addresses and count multiples of 16. What threads have
+// written there is behind written_for_products().
+__device__ inline void write_bytes(void* to, const void* shared, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+__device__ inline void add_floats(float* to, const void* shared, unsigned bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+      "r"(shared_address(shared)), "r"(bytes)
+      : "memory");
+}
+// Behind the last of them: then, until all that this thread has asked for has been read from shared
+// memory, or is in global memory.
+__device__ inline void writes_issued() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ inline void writes_have_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ inline void writes_done() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+// Between what a thread knows of global memory and what it asks the copy engine to do there.
+__device__ inline void known_to_copies() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
 // The map itself, ahead of the first copy.
 __device__ inline void fetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
@@ -360,6 +388,20 @@ inline void copy_box(void* shared, const TensorMap& map, Barrier& barrier, int c
 inline void copy_bytes(void* shared, const void* from, unsigned bytes, Barrier& barrier) {
   gpu_on_host::copy_bytes(shared, from, bytes, &barrier);
 }
+inline void write_bytes(void* to, const void* shared, unsigned bytes) {
+  gpu_on_host::write_bytes(to, shared, bytes);
+}
+inline void add_floats(float* to, const void* shared, unsigned bytes) {
+  gpu_on_host::add_floats(to, shared, bytes);
+}
+inline void writes_issued() {}
+inline void writes_have_read() {
+  gpu_on_host::writes_have_read();
+}
+inline void writes_done() {
+  gpu_on_host::writes_done();
+}
+inline void known_to_copies() {}
 inline void fetch_map(const TensorMap&) {}
 template <int kCount>
 inline void give_registers() {}

@@ -160,9 +160,9 @@ struct Run {
 // What computes: the CPU with an instruction set, or the CUDA kernels with tensors that are aligned
 // (tensor cores, where type and head_dim allow; on Hopper by warpgroups) or one element off (the
 // path for everything). The kernels run on the host, or on the GPU under test: then `cuda`,
-// `hopper` and `hopper_split` are what it takes itself.
+// `hopper` and those behind it are what it takes itself.
 struct Engine {
-  enum { cpu, cuda, hopper, hopper_split, cuda_misaligned } kind = cpu;
+  enum { cpu, cuda, hopper, hopper_split, hopper_joint, cuda_misaligned } kind = cpu;
   mtl::Isa isa = mtl::cpu_isa();
 
   std::string name() const {
@@ -175,9 +175,18 @@ struct Engine {
         return "cuda on Hopper";
       case hopper_split:
         return "cuda on Hopper, backward by two kernels";
+      case hopper_joint:
+        return "cuda on Hopper, backward by one kernel";
       default:
         return "cuda, misaligned";
     }
+  }
+  std::optional<mtl::kernel_scratch::Backward> hopper_backward() const {
+    using mtl::kernel_scratch::Backward;
+    if (kind == hopper) return Backward::measured;
+    if (kind == hopper_split) return Backward::split;
+    if (kind == hopper_joint) return Backward::joint;
+    return {};
   }
   size_t offset() const { return kind == cuda_misaligned ? 1 : 0; }
   void forward(Attention args) const {
@@ -188,7 +197,7 @@ struct Engine {
       args.shape.first_key = first_key.view;
       return gpu->attention_forward({args.shape, qkv.view, out.view, lse.view});
     }
-    test::EmulatedCuda device(3, kind == hopper || kind == hopper_split, kind == hopper);
+    test::EmulatedCuda device(3, hopper_backward());
     static_cast<Device&>(device).attention_forward(args);
   }
   void backward(AttentionBackward args) const {
@@ -200,12 +209,12 @@ struct Engine {
       return gpu->attention_backward(
           {args.shape, qkv.view, out.view, lse.view, dout.view, dqkv.view});
     }
-    test::EmulatedCuda device(3, kind == hopper || kind == hopper_split, kind == hopper);
+    test::EmulatedCuda device(3, hopper_backward());
     static_cast<Device&>(device).attention_backward(args);
   }
 };
 inline const Engine kCuda = {Engine::cuda}, kHopper = {Engine::hopper},
-                    kHopperSplit = {Engine::hopper_split},
+                    kHopperSplit = {Engine::hopper_split}, kHopperJoint = {Engine::hopper_joint},
                     kCudaMisaligned = {Engine::cuda_misaligned};
 
 inline Run run(const AttentionShape& s, DType dtype, double width = 1, const Engine& engine = {}) {

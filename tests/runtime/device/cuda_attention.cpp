@@ -20,7 +20,7 @@ using mtl::test::kSanitized;
 // By every kernel for tensor cores that takes it.
 void check_kernels(const AttentionShape& s, DType dtype) {
   std::vector<Engine> engines = {kCuda};
-  if (is_for_hopper(s, dtype)) engines.insert(engines.end(), {kHopper, kHopperSplit});
+  if (is_for_hopper(s, dtype)) engines.insert(engines.end(), {kHopper, kHopperSplit, kHopperJoint});
   check(s, dtype, engines);
 }
 
@@ -119,7 +119,7 @@ TEST_CASE("attention: which of our kernels a call takes") {
       return mtl::cuda::own_attention_kind(*this, s, dtype);
     }
   };
-  Gpu hopper(3, true), other(3);
+  Gpu hopper(3, mtl::kernel_scratch::Backward::measured), other(3);
   for (const int64_t dim : {64, 96, 128}) {
     CHECK(hopper.kind(shape(1, 32, 2, 1, dim), DType::bf16) == "wgmma");
     CHECK(hopper.kind(shape(1, 31, 2, 1, dim), DType::f16) == "mma");
@@ -137,16 +137,20 @@ TEST_CASE("attention: stages of Hopper's copy engine") {
   for (const AttentionShape& s :
        {shape(1, 520, 1, 1, 64), with_window(shape(1, 400, 2, 1, 96), 300),
         shape(1, 330, 1, 1, 128)}) {
-    CAPTURE(s.head_dim);
-    const Run want = run(s, DType::bf16, 1, kHopper);
-    for (const unsigned seed : {1u, 2u, 3u, 4u}) {
-      if (kSanitized && seed > 1) continue;  // the same memory in another order
-      CAPTURE(seed);
-      const mtl::gpu_on_host::ScheduleScope scope({Schedule::random, seed % 2 == 0, seed});
-      const Run got = run(s, DType::bf16, 1, kHopper);
-      CHECK(got.out == want.out);
-      CHECK(got.lse == want.lse);
-      CHECK(got.dqkv == want.dqkv);
+    for (const Engine& engine : {kHopper, kHopperJoint}) {
+      if (engine.kind == Engine::hopper_joint && s.head_dim == 96) continue;  // has none
+      CAPTURE(engine.name());
+      CAPTURE(s.head_dim);
+      const Run want = run(s, DType::bf16, 1, engine);
+      for (const unsigned seed : {1u, 2u, 3u, 4u}) {
+        if (kSanitized && seed > 1) continue;  // the same memory in another order
+        CAPTURE(seed);
+        const mtl::gpu_on_host::ScheduleScope scope({Schedule::random, seed % 2 == 0, seed});
+        const Run got = run(s, DType::bf16, 1, engine);
+        CHECK(got.out == want.out);
+        CHECK(got.lse == want.lse);
+        CHECK(got.dqkv == want.dqkv);
+      }
     }
   }
 }
@@ -158,14 +162,17 @@ TEST_CASE("attention: blocks that wait for one another add in their order") {
   for (const AttentionShape& s :
        {shape(1, 900, 2, 1, 64), with_alibi(shape(2, 520, 2, 1, 64, 0.1f)),
         with_window(shape(1, 700, 2, 2, 128), 300), shape(1, 520, 4, 1, 128)}) {
-    CAPTURE(s.head_dim);
-    const Run want = run(s, DType::bf16, 1, kHopper);
-    for (const unsigned resident : {2u, 3u}) {
-      if (kSanitized && resident > 2) continue;
-      CAPTURE(resident);
-      const mtl::gpu_on_host::ScheduleScope scope(
-          {.order = Schedule::random, .seed = resident, .resident = resident});
-      CHECK(run(s, DType::bf16, 1, kHopper).dqkv == want.dqkv);
+    for (const Engine& engine : {kHopper, kHopperJoint}) {
+      CAPTURE(engine.name());
+      CAPTURE(s.head_dim);
+      const Run want = run(s, DType::bf16, 1, engine);
+      for (const unsigned resident : {2u, 3u}) {
+        if ((kSanitized || engine.kind == Engine::hopper_joint) && resident > 2) continue;
+        CAPTURE(resident);
+        const mtl::gpu_on_host::ScheduleScope scope(
+            {.order = Schedule::random, .seed = resident, .resident = resident});
+        CHECK(run(s, DType::bf16, 1, engine).dqkv == want.dqkv);
+      }
     }
   }
 }
@@ -178,7 +185,7 @@ TEST_CASE("attention: the order of a block's warps does not matter") {
       shape(1, 160, 2, 1, 128),
   };
   for (const AttentionShape& s : shapes) {
-    for (const Engine& engine : {kCuda, kHopper, kCudaMisaligned}) {
+    for (const Engine& engine : {kCuda, kHopper, kHopperJoint, kCudaMisaligned}) {
       CAPTURE(engine.name());
       CAPTURE(s.head_dim);
       const Run want = run(s, DType::bf16, 1, engine);

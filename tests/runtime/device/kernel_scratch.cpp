@@ -17,12 +17,16 @@
 
 using namespace mtl;
 using namespace mtl::test;
+using kernel_scratch::Adder, kernel_scratch::Backward;
 
 namespace {
 
+constexpr std::optional<Backward> kBackwards[] = {Backward::measured, Backward::split,
+                                                  Backward::joint, std::nullopt};
+
 class Counting final : public EmulatedCuda {
  public:
-  explicit Counting(bool hopper) : EmulatedCuda(2, hopper) {}
+  explicit Counting(std::optional<Backward> hopper) : EmulatedCuda(2, hopper) {}
   void expect(const KernelNeeds& needs) override { expected = needs; }
   KernelNeeds expected;
   int64_t most = 0;
@@ -35,7 +39,7 @@ class Counting final : public EmulatedCuda {
 };
 
 // Trains a step, and compares on every rank.
-void check_scratch(const TrainSpec& spec, const Layout& layout, bool hopper) {
+void check_scratch(const TrainSpec& spec, const Layout& layout, std::optional<Backward> hopper) {
   constexpr int32_t kVocab = 64;
   const auto tokens = markov_tokens(4096, kVocab);
   std::map<int, Counting*> devices;
@@ -77,8 +81,8 @@ TrainSpec small_spec(int64_t heads, int64_t head_dim, int64_t seq) {
 }  // namespace
 
 TEST_CASE("kernel scratch: of attention's backward, by the kernel of the GPU") {
-  for (const bool hopper : {true, false}) {
-    CAPTURE(hopper);
+  for (const std::optional<Backward> hopper : kBackwards) {
+    CAPTURE(hopper ? static_cast<int>(*hopper) : -1);
     TrainSpec spec = small_spec(2, 64, 128);
     check_scratch(spec, {}, hopper);
     use_llama_blocks(spec);
@@ -90,37 +94,39 @@ TEST_CASE("kernel scratch: of attention's backward, by the kernel of the GPU") {
     check_scratch(spec, {.cp = 2}, hopper);
     check_scratch(spec, {.tp = 2}, hopper);
   }
-  check_scratch(small_spec(1, 128, 96), {}, true);
+  check_scratch(small_spec(1, 128, 96), {}, Backward::measured);
+  check_scratch(small_spec(1, 128, 96), {}, Backward::joint);
   // No sums with heads of 96, of other widths and in f32.
-  check_scratch(small_spec(1, 96, 64), {}, true);
-  check_scratch(small_spec(4, 16, 64), {}, true);
+  check_scratch(small_spec(1, 96, 64), {}, Backward::measured);
+  check_scratch(small_spec(4, 16, 64), {}, Backward::measured);
 }
 
 TEST_CASE("kernel scratch: of the ops that take the most where attention has room") {
   // Biases of GPT-2's blocks, its tied embedding, norms of heads, experts, and stages of a
   // pipeline.
   TrainSpec spec = small_spec(2, 16, 256);
-  check_scratch(spec, {.dp = 2}, true);
+  check_scratch(spec, {.dp = 2}, Backward::measured);
   spec.model.layers = 2;
   spec.model.ffn = 256;
-  check_scratch(spec, {.tp = 2, .pp = 2}, true);
+  check_scratch(spec, {.tp = 2, .pp = 2}, Backward::measured);
   use_llama_blocks(spec);
   spec.model.tie_embeddings = false;
   spec.model.qk_norm = true;
-  check_scratch(spec, {.pp = 2}, true);
+  check_scratch(spec, {.pp = 2}, Backward::measured);
   spec.model.moe.experts = 4;
-  check_scratch(spec, {.ep = 2}, true);
+  check_scratch(spec, {.ep = 2}, Backward::measured);
   spec.precision.dtype = "fp8";
-  check_scratch(spec, {}, true);
+  check_scratch(spec, {}, Backward::measured);
   spec.precision.dtype = "fp32";
-  check_scratch(spec, {.cp = 2}, true);
+  check_scratch(spec, {.cp = 2}, Backward::measured);
 }
 
 TEST_CASE("kernel scratch: what attention's backward finds room for it takes nothing beside it") {
   // As in training: less than it needs by a byte is no room.
   const int64_t batch = 1, seq = 64, heads = 1, dim = 64;
-  for (const bool hopper : {true, false}) {
-    const int64_t bytes = kernel_scratch::attention_backward({batch, seq, heads, dim}, hopper);
+  for (const std::optional<Backward> hopper : kBackwards) {
+    const Adder adder = hopper ? kernel_scratch::adder_of(*hopper, seq, dim) : Adder::none;
+    const int64_t bytes = kernel_scratch::attention_backward({batch, seq, heads, dim}, adder);
     KernelNeeds needs;
     needs.compute = DType::bf16;
     needs.attention = {batch, seq, heads, dim};
