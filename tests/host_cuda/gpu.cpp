@@ -24,6 +24,12 @@ std::chrono::milliseconds lateness(bool urgent) {
       said(urgent ? "MTL_HOST_CUDA_URGENT_LATE_MS" : "MTL_HOST_CUDA_LATE_MS", 0));
 }
 
+std::atomic<int64_t> taken_ns = -1;  // by what takes() was told of; -1: nothing yet
+SteadyClock::time_point event_time() {
+  const int64_t taken = taken_ns;
+  return taken < 0 ? SteadyClock::now() : SteadyClock::time_point(std::chrono::nanoseconds(taken));
+}
+
 // Threads of theirs may be at work until the process has ended.
 const std::vector<std::unique_ptr<Gpu>>& visible() {
   static const auto& all = *[] {
@@ -52,6 +58,12 @@ void merge(Capture::Clock& into, const Capture::Clock& from) {
 }
 
 }  // namespace
+
+void takes(std::chrono::nanoseconds time) {
+  int64_t nothing = -1;
+  taken_ns.compare_exchange_strong(nothing, 0);
+  taken_ns += time.count();
+}
 
 void replay(const std::vector<Capture::Node>& nodes) {
   static std::atomic<unsigned> times = 0;
@@ -157,7 +169,7 @@ std::shared_ptr<Mark> Stream::mark() {
     made->clock = capture->clocks[this];
     return made;
   }
-  enqueue([made] { made->when = SteadyClock::now(); });
+  enqueue([made] { made->when = event_time(); });
   const std::scoped_lock lock(mutex_);
   made->position = enqueued_;
   return made;

@@ -17,6 +17,9 @@
 //                                 those that communicate. Of one kind late and the other not, what
 //                                 does not wait for its data shows
 //   MTL_HOST_CUDA_FAILS=G:N       GPU G fails when it has done N things
+//   MTL_HOST_CUDA_PRODUCT_US="A B ..."  what a product takes by each of cuBLASLt's algorithms: for
+//                                 events that is all the time there is. Without it cuBLASLt names
+//                                 one
 //   CUDA_LAUNCH_BLOCKING=1        as CUDA has it
 #pragma once
 
@@ -57,6 +60,9 @@ struct Capture {
   std::map<Stream*, Clock> clocks;
   bool broken = false;  // by a call that may not be
 };
+
+// For events: no time of the machine from now on, but what is said here.
+void takes(std::chrono::nanoseconds time);
 
 // Does what was recorded, one thing after the other, in an order that is another every time: of
 // those that may come next one at random. So what only the order of recording keeps apart shows.

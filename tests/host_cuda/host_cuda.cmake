@@ -25,6 +25,20 @@ set_target_properties(mtl_host_cuda PROPERTIES
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests
   LINK_OPTIONS "-Wl,--version-script=${CMAKE_SOURCE_DIR}/runtime/device/cuda/plugin.map;-Wl,-z,defs")
 
+# bench/products_gpu over the same.
+if(MTL_BENCH)
+  add_executable(mtl_host_products bench/gpu/products_gpu.cpp host_cuda/library.cpp
+    $<TARGET_OBJECTS:mtl_test_cuda> $<TARGET_OBJECTS:mtl_host_device>)
+  target_include_directories(mtl_host_products SYSTEM PRIVATE ${toolkit}/include)
+  target_include_directories(mtl_host_products PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+  target_link_libraries(mtl_host_products PRIVATE mtl_runtime mtl_flags dl)
+  set_target_properties(mtl_host_products PROPERTIES OUTPUT_NAME products_gpu UNITY_BUILD OFF
+    RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests/bench)
+  add_test(NAME "bench: products and steps of a GPU, on the host"
+    COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/scripts/gpu_benches ${CMAKE_BINARY_DIR})
+  set_tests_properties("bench: products and steps of a GPU, on the host" PROPERTIES TIMEOUT 120)
+endif()
+
 # libmtl_cuda.so's own objects, as gcc and nvcc have made them, over the same: kernels by the machine
 # that runs their PTX. (Of mtl_host_device's objects those of files elsewhere have a __ in their names.)
 add_library(mtl_host_kernels OBJECT host_cuda/kernels.cpp host_cuda/kernel_watchers.cpp)

@@ -151,8 +151,9 @@ struct Named {
 LtCall call_of(const LtGemm& gemm, const cublasLtMatmulAlgo_t& algorithm) {
   Named named{};
   std::memcpy(&named, &algorithm, sizeof named);
+  // One that another process has kept is for what it is said to be for.
   return {.gemm = gemm,
-          .chosen_for = asked_for.at(named.asked),
+          .chosen_for = named.asked < asked_for.size() ? asked_for[named.asked] : gemm,
           .place = static_cast<int>(named.place)};
 }
 
@@ -257,6 +258,22 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t de
   *result = {};
   const LtCall call = call_of(gemm_of(description, a, b, c, d), *algorithm);
   return fake_cublaslt.does(call) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algorithm,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute,
+                                                    void* value, size_t bytes, size_t* written) {
+  // Of all only the tile is another.
+  Named named{};
+  std::memcpy(&named, algorithm, sizeof named);
+  const bool small = attribute == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID ||
+                     attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
+  if (bytes != (small ? 2 : 4)) return CUBLAS_STATUS_INVALID_VALUE;
+  const int place = static_cast<int>(named.place);
+  const auto tile = static_cast<uint32_t>(
+      attribute == CUBLASLT_ALGO_CONFIG_TILE_ID ? fake_cublaslt.tile(place) : 0);
+  std::memcpy(value, &tile, bytes);
+  *written = bytes;
+  return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description, const void* alpha,

@@ -29,6 +29,8 @@ struct FakeCublasLt {
   // How many algorithms there are for a product, and whether one of them does for other sizes.
   std::function<int(const cuda::LtGemm&)> algorithms = [](const cuda::LtGemm&) { return 1; };
   std::function<bool(const LtCall&)> does = [](const LtCall&) { return true; };
+  // The tile of an algorithm, by which alone they differ.
+  std::function<int(int place)> tile = [](int place) { return place; };
   // Whether it refuses, when it comes to it, what it has named.
   std::function<bool(const LtCall&)> refuses = [](const LtCall&) { return false; };
   // Who is given the products, in place of `calls`.

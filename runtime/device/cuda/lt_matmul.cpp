@@ -4,6 +4,7 @@
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,7 @@
 
 #include "common/error.h"
 #include "runtime/device/cuda/cuda_errors.h"
+#include "runtime/device/cuda/lt_words.h"
 #include "runtime/device/kernel_scratch.h"
 
 namespace mtl::cuda {
@@ -240,6 +242,25 @@ struct LtMatmul::Impl {
   }
 
   void prepare(const LtGemm& gemm, const LtOperands& operands, int place, Prepared& made) {
+    describe(gemm, operands, made);
+    made.place = place;
+    if (place == kMeasured) {
+      const auto chosen = choices.find(form_of(gemm, operands));
+      if (chosen != choices.end() && take(chosen->second, made)) return;
+      made.place = place = 0;
+    }
+    const std::vector<cublasLtMatmulAlgo_t> named = named_for(made, operands, place + 1);
+    made.there = named.size() > static_cast<size_t>(place);
+    if (made.there) made.algorithm = named.back();
+  }
+  bool take(const LtAlgorithm& algorithm, Prepared& described) {
+    described.place = kMeasured;
+    described.algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);
+    described.there = true;
+    return described.there = does_for(described, described.asked);
+  }
+
+  void describe(const LtGemm& gemm, const LtOperands& operands, Prepared& made) {
     // f32 sums; and f32 factors as they are: TF32 would keep 10 bits of them.
     check_cublas(cublasLtMatmulDescCreate(made.description.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F),
                  "describing a product");
@@ -264,17 +285,11 @@ struct LtMatmul::Impl {
     create(made.second, gemm.second_type, second_size(gemm), gemm.ld_second);
     create(made.result, gemm.result_type, {gemm.rows, gemm.columns}, gemm.ld_result);
     made.asked = made.sizes = gemm;
-    made.place = place;
-    if (place == kMeasured) {
-      const auto chosen = choices.find(form_of(gemm, operands));
-      if (chosen != choices.end()) {
-        made.algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(chosen->second);
-        made.there = true;
-        if (does_for(made, gemm)) return;
-      }
-      made.place = place = 0;
-    }
+  }
 
+  // The first `most` that cuBLASLt's heuristics name, the best first by their reckoning.
+  std::vector<cublasLtMatmulAlgo_t> named_for(const Prepared& made, const LtOperands& operands,
+                                              int most) {
     Preference preference;
     check_cublas(cublasLtMatmulPreferenceCreate(preference.out()), "choosing an algorithm");
     set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kWorkspaceBytes});
@@ -286,16 +301,20 @@ struct LtMatmul::Impl {
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(operands.second));
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(operands.result));
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(operands.result));
-    std::vector<cublasLtMatmulHeuristicResult_t> named(static_cast<size_t>(place) + 1);
+    std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
     int count = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         handle, made.description, made.first, made.second, made.result, made.result, preference,
-        place + 1, named.data(), &count);
+        most, results.data(), &count);
     // Not every form has one; that is what the callers' other plans are for.
     if (!is_refusal(status)) check_cublas(status, "choosing an algorithm");
-    made.there = status == CUBLAS_STATUS_SUCCESS && count > place &&
-                 named.back().state == CUBLAS_STATUS_SUCCESS;
-    made.algorithm = named.back().algo;
+    std::vector<cublasLtMatmulAlgo_t> named;
+    for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < count; ++i) {
+      const auto& result = results[static_cast<size_t>(i)];
+      if (result.state != CUBLAS_STATUS_SUCCESS) break;
+      named.push_back(result.algo);
+    }
+    return named;
   }
 };
 
@@ -307,12 +326,25 @@ bool LtMatmul::has(const LtGemm& gemm, const LtOperands& operands) {
   return impl_->prepared(gemm, operands).there;
 }
 
-bool LtMatmul::take(const LtGemm& gemm, const LtOperands& operands, int place) {
+std::vector<LtAlgorithm> LtMatmul::candidates(const LtGemm& gemm, const LtOperands& operands,
+                                              int most) {
+  Prepared described;
+  impl_->describe(gemm, operands, described);
+  std::vector<LtAlgorithm> found;
+  std::set<std::string> known;
+  for (const cublasLtMatmulAlgo_t& named : impl_->named_for(described, operands, most)) {
+    const auto algorithm = std::bit_cast<LtAlgorithm>(named);
+    if (known.insert(words_of(algorithm)).second) found.push_back(algorithm);
+  }
+  return found;
+}
+
+bool LtMatmul::take(const LtGemm& gemm, const LtOperands& operands, const LtAlgorithm& algorithm) {
   const LtForm form = form_of(gemm, operands);
   impl_->cache.erase(form);
   Prepared& made = impl_->cache[form];
-  impl_->prepare(gemm, operands, place, made);
-  return made.there;
+  impl_->describe(gemm, operands, made);
+  return impl_->take(algorithm, made);
 }
 
 bool LtMatmul::has_choices() const {

@@ -4,7 +4,9 @@
 
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "runtime/device/cuda/matmul_plan.h"
 #include "runtime/device/cuda/product_choices.h"
@@ -28,9 +30,11 @@ class LtMatmul {
   // By the first algorithm of those named that cuBLASLt does not refuse. Throws Error
   // "device.matmul"; if it has refused all, has() says from now on that there is none.
   void run(const LtGemm& gemm, const LtOperands& operands, CUstream_st* stream);
-  // For measurements: from now on run() takes the algorithm that cuBLASLt's heuristics put at this
-  // place (0: what it takes by itself). False if they do not name so many.
-  bool take(const LtGemm& gemm, const LtOperands& operands, int place);
+  // For measurements: of the first `most` algorithms that cuBLASLt's heuristics name those that
+  // differ (lt_words.h), the first one first; and, from now on, the one that run() takes. False if
+  // it does not do here.
+  std::vector<LtAlgorithm> candidates(const LtGemm& gemm, const LtOperands& operands, int most);
+  bool take(const LtGemm& gemm, const LtOperands& operands, const LtAlgorithm& algorithm);
 
   bool has_choices() const;
   // Whether run() takes what the choices have for it.

@@ -20,22 +20,13 @@ namespace cuda {
 
 namespace {
 
-std::string uuid_words(const cudaUUID_t& uuid, bool mig) {
-  std::string words = mig ? "MIG" : "GPU";
-  for (size_t i = 0; i < sizeof uuid.bytes; ++i) {
-    if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10) words += '-';
-    words += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
-  }
-  return words;
-}
-
 CudaDeviceFacts device_facts(int index) {
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, index), "asking for a GPU's properties");
   CudaDeviceFacts facts;
   facts.name = properties.name;
   facts.mig = is_mig(facts.name);
-  facts.uuid = uuid_words(properties.uuid, facts.mig);
+  facts.uuid = uuid_words(properties.uuid.bytes, facts.mig);
   facts.pci = fmt::format("{:04x}:{:02x}:{:02x}.0", properties.pciDomainID, properties.pciBusID,
                           properties.pciDeviceID);
   facts.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);

@@ -206,6 +206,15 @@ bool is_mig(const std::string& name) {
   return name.find(" MIG ") != std::string::npos;
 }
 
+std::string uuid_words(const char (&bytes)[16], bool mig) {
+  std::string words = mig ? "MIG" : "GPU";
+  for (size_t i = 0; i < sizeof bytes; ++i) {
+    if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10) words += '-';
+    words += fmt::format("{:02x}", static_cast<unsigned char>(bytes[i]));
+  }
+  return words;
+}
+
 Diagnostic memory_refusal(const MemoryFacts& facts) {
   Diagnostic refusal{
       .code = "device.out_of_memory",

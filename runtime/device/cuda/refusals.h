@@ -58,6 +58,8 @@ constexpr bool multiplies_float8(int major, int minor) {
 
 // Whether a device by this name is an instance of a divided GPU: CUDA has no other word for it.
 bool is_mig(const std::string& name);
+// A device's UUID as nvidia-smi and NVML have it: "GPU-8f6a...".
+std::string uuid_words(const char (&bytes)[16], bool mig);
 
 struct MemoryFacts {
   std::string name;  // of the device

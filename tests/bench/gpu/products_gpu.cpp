@@ -1,298 +1,56 @@
-// The products of a training step alone, on one GPU: each as mtl asks cuBLASLt for it, by the
-// algorithm that the heuristics put first (which mtl takes), and by the fastest of the first
-// sixteen. So many milliseconds of a step would be won by a choice that measures.
-//   build/bench/products_gpu [--choose FILE] [SHAPE ...]
+// The products of a training step alone, on one GPU, as mtl asks cuBLASLt for them: each by the
+// algorithm that the heuristics put first (which mtl takes) and by the others that they name; alone
+// in a short burst, and those that are fast then again under load (product_trials.h). So many
+// milliseconds of a step would be won by a choice that measures.
+//   build/bench/products_gpu [--choose FILE] [--seconds N] [SHAPE ...]
 // Shapes: those of gpu_runs.h; without any, the four that train_gpu measures. FILE is then what
-// MTL_PRODUCTS takes: the fastest of each product that is not the first one, written after each.
+// MTL_PRODUCTS takes: the fastest of each product under load that is surely not the first one,
+// written after each. N: for all of it (default: 30 for each shape); a product has as much of it as
+// of the step.
 //
-// Below each gradient of a weight that asks for the sums of an operand, which are the bias's
+// Behind each gradient of a weight that asks for the sums of an operand, which are the bias's
 // gradient: the same with them made in the product (BGRADA, BGRADB), and the least time of a pass
 // of its own, which it has to win against.
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <cuda_runtime_api.h>
-#include <map>
 #include <optional>
 #include <string>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "bench/gpu/loaded_gpu.h"
+#include "bench/gpu/product_operands.h"
+#include "bench/gpu/product_trials.h"
+#include "bench/gpu/step_products.h"
 #include "bench/gpu_runs.h"
-#include "bench/timed_device.h"
 #include "common/files.h"
+#include "common/text.h"
 #include "runtime/device/cuda/cuda_errors.h"
 #include "runtime/device/cuda/lt_matmul.h"
+#include "runtime/device/cuda/lt_words.h"
 #include "runtime/device/cuda/product_choices.h"
+#include "runtime/device/cuda/refusals.h"
 
 using namespace mtl;
+using bench::GpuMemory;
+using bench::LoadedGpu;
+using bench::Product;
+using bench::ProductOperands;
+using cuda::LtAlgorithm;
 using cuda::LtGemm;
 using cuda::LtMatmul;
 using cuda::LtOperands;
 
 namespace {
 
-constexpr int kPlaces = 16;
+using Clock = std::chrono::steady_clock;
 
-// Everything of a Matmul but where its tensors lie.
-using Form = std::tuple<int64_t, int64_t, int64_t, bool, bool, bool, DType, DType, DType, int, bool,
-                        int, bool, bool>;
-int64_t k_of(const Matmul& args) {
-  return args.transpose_a ? args.a.rows() : args.a.cols();
-}
-Form form_of(const Matmul& args) {
-  return {args.c.rows(),
-          args.c.cols(),
-          k_of(args),
-          args.transpose_a,
-          args.transpose_b,
-          args.accumulate,
-          args.a.dtype,
-          args.b.dtype,
-          args.c.dtype,
-          static_cast<int>(args.epilogue),
-          args.gelu_once,
-          args.bias ? static_cast<int>(args.bias.dtype) : -1,
-          static_cast<bool>(args.sums_of_a),
-          static_cast<bool>(args.sums_of_b)};
-}
-
-struct Product {
-  Matmul args;
-  int64_t calls = 0;  // of a step
-};
-
-// Of one step, in the order in which they are asked for first.
-std::vector<Product> products_of(bench::Run& run) {
-  bench::TimedDevice counting(nullptr, {});
-  std::vector<Product> products;
-  std::map<Form, size_t> known;
-  counting.on_matmul = [&](const Matmul& args) {
-    const auto [found, is_new] = known.try_emplace(form_of(args), products.size());
-    if (is_new) products.push_back({args});
-    ++products[found->second].calls;
-  };
-  Trainer trainer(run.plan, run.resolved.spec, counting, *run.world);
-  trainer.step(0, run.source, run.sampler, {});
-  return products;
-}
-
-class Memory {
- public:
-  explicit Memory(int64_t bytes) {
-    if (bytes > 0) cuda::check(cudaMalloc(&data_, static_cast<size_t>(bytes)), "memory");
-  }
-  ~Memory() { cudaFree(data_); }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  void* data() const { return data_; }
-
- private:
-  void* data_ = nullptr;
-};
-
-// Values of about 1, of any sign: zeros would cost less power, and so time.
-void fill(const Tensor& x, void* to) {
-  constexpr size_t kPiece = size_t{64} << 20;
-  static std::map<DType, std::vector<char>> pieces;
-  std::vector<char>& piece = pieces[x.dtype];
-  if (piece.empty()) {
-    piece.resize(kPiece);
-    uint32_t state = 1;
-    for (size_t i = 0; i + 4 <= kPiece; i += 4) {
-      state = state * 1664525 + 1013904223;
-      const uint32_t mixed = state ^ state >> 15;
-      uint32_t word = 0;
-      switch (x.dtype) {
-        case DType::bf16:
-          word = 0x3f003f00 | (mixed & 0x80ff80ff);
-          break;
-        case DType::f8_e4m3:
-          word = 0x30303030 | (mixed & 0x8f8f8f8f);
-          break;
-        case DType::f8_e5m2:
-          word = 0x38383838 | (mixed & 0x87878787);
-          break;
-        default:
-          word = 0x3f000000 | (mixed & 0x80ffffff);
-      }
-      std::memcpy(piece.data() + i, &word, 4);
-    }
-  }
-  const auto bytes = static_cast<size_t>(x.bytes());
-  for (size_t at = 0; at < bytes; at += kPiece) {
-    cuda::check(cudaMemcpy(static_cast<char*>(to) + at, piece.data(), std::min(kPiece, bytes - at),
-                           cudaMemcpyHostToDevice),
-                "filling memory");
-  }
-}
-
-struct Gpu {
-  Gpu() {
-    cuda::check(cudaStreamCreate(&stream), "a stream");
-    cuda::check(cudaEventCreate(&begin), "an event");
-    cuda::check(cudaEventCreate(&end), "an event");
-  }
-  // Seconds of a call: the median of five rounds of some milliseconds.
-  template <class Call>
-  double seconds_of(const Call& call) {
-    const auto round = [&](int calls) {
-      cuda::check(cudaEventRecord(begin, stream), "an event");
-      for (int i = 0; i < calls; ++i) call();
-      cuda::check(cudaEventRecord(end, stream), "an event");
-      cuda::check(cudaEventSynchronize(end), "a product");
-      float milliseconds = 0;
-      cuda::check(cudaEventElapsedTime(&milliseconds, begin, end), "a time");
-      return static_cast<double>(milliseconds) / 1e3 / calls;
-    };
-    round(1);
-    const int calls = std::clamp(static_cast<int>(3e-3 / std::max(round(1), 1e-9)), 1, 100);
-    std::vector<double> times;
-    for (int i = 0; i < 5; ++i) times.push_back(round(calls));
-    std::nth_element(times.begin(), times.begin() + 2, times.end());
-    return times[2];
-  }
-
-  cudaStream_t stream = nullptr;
-  cudaEvent_t begin = nullptr, end = nullptr;
-  LtMatmul lt;
-};
-
-struct Times {
-  double first = 0, best = 0;
-  int place = 0;  // of the best
-};
-// Nothing where cuBLASLt has no algorithm. Ends with the best one taken.
-std::optional<Times> times_of(Gpu& gpu, const LtGemm& gemm, const LtOperands& operands) {
-  std::optional<Times> times;
-  for (int place = 0; place < kPlaces && gpu.lt.take(gemm, operands, place); ++place) {
-    const double seconds = gpu.seconds_of([&] { gpu.lt.run(gemm, operands, gpu.stream); });
-    if (!times) times = Times{seconds, seconds, 0};
-    if (seconds < times->best) times = Times{times->first, seconds, place};
-  }
-  if (times) gpu.lt.take(gemm, operands, times->place);
-  return times;
-}
-
-// Below it, one is as good as the other, and the heuristics' stays.
-constexpr double kLeastGain = 0.01;
-
-std::string words_of(const Matmul& args) {
-  std::string text = fmt::format("{}{} {}{} -> {}", safetensors_name(args.a.dtype),
-                                 args.transpose_a ? "'" : "", safetensors_name(args.b.dtype),
-                                 args.transpose_b ? "'" : "", safetensors_name(args.c.dtype));
-  if (args.accumulate) text += " +=";
-  if (args.bias) text += " bias";
-  if (args.epilogue == Epilogue::gelu) text += args.gelu_once ? " gelu once" : " gelu";
-  if (args.epilogue == Epilogue::gelu_grad) text += " dgelu";
-  return text;
-}
-
-void print_times(const std::string& words, const Matmul& args, int64_t calls, const Times& times) {
-  const double flops = 2.0 * static_cast<double>(args.c.numel()) * static_cast<double>(k_of(args));
-  fmt::print("{:>7} {:>7} {:>7}  {:28} {:6} {:9.4f} {:6.0f} {:9.4f} {:6.0f} {:4} {:9.3f}\n",
-             args.c.rows(), args.c.cols(), k_of(args), words, calls, 1e3 * times.first,
-             flops / times.first / 1e12, 1e3 * times.best, flops / times.best / 1e12, times.place,
-             1e3 * static_cast<double>(calls) * (times.first - times.best));
-  std::fflush(stdout);
-}
-
-// What of a product's tensors is there, of random values.
-struct Operands {
-  explicit Operands(const Matmul& args)
-      : a(args.a.bytes()),
-        b(args.b.bytes()),
-        c(args.c.bytes()),
-        scale(256),
-        bias(args.bias ? args.bias.bytes() : 0),
-        aux(args.aux ? args.aux.bytes() : 0) {
-    fill(args.a, a.data());
-    fill(args.b, b.data());
-    fill(args.c, c.data());
-    if (args.bias) fill(args.bias, bias.data());
-    if (args.aux) fill(args.aux, aux.data());
-    const float one = 1;
-    cuda::check(cudaMemcpy(scale.data(), &one, sizeof one, cudaMemcpyHostToDevice), "a scale");
-  }
-  LtOperands of(const cuda::MatmulPlan& plan, const Matmul& args, void* sums = nullptr) const {
-    void* const scales = args.scale_a ? scale.data() : nullptr;
-    return {.first = b.data(),
-            .second = a.data(),
-            .result = c.data(),
-            .bias = plan.bias_in_gemm ? bias.data() : sums,
-            .aux = plan.gemm.ld_aux > 0 ? aux.data() : nullptr,
-            .scale_first = scales,
-            .scale_second = scales};
-  }
-  Memory a, b, c, scale, bias, aux;
-};
-
-// Of a step; and what is to be taken for it.
-struct Sum {
-  Times step;
-  cuda::ProductChoices choices;
-
-  void add(const Product& product, const Times& times, double pass) {
-    step.first += static_cast<double>(product.calls) * (times.first + pass);
-    step.best += static_cast<double>(product.calls) * (times.best + pass);
-  }
-};
-
-// `copy_rate`: bytes per second, read and written.
-void measure(Gpu& gpu, const Product& product, double copy_rate, Sum& sum) {
-  const Matmul& args = product.args;
-  const Operands operands(args);
-  std::optional<Times> times;
-  for (const cuda::Fuse fuse : {cuda::Fuse::all, cuda::Fuse::bias, cuda::Fuse::nothing}) {
-    const cuda::MatmulPlan plan = cuda::plan_matmul(args, fuse);
-    if (plan.into == cuda::MatmulPlan::Into::wide) return;  // in slices: no product of its own
-    const LtOperands there = operands.of(plan, args);
-    times = times_of(gpu, plan.gemm, there);
-    if (!times) continue;
-    print_times(words_of(args), args, product.calls, *times);
-    if (times->best < (1 - kLeastGain) * times->first) {
-      sum.choices.algorithms.insert(gpu.lt.choice(plan.gemm, there));
-    }
-    break;
-  }
-  if (!times) return;
-  const Tensor& sums = args.sums_of_b ? args.sums_of_b : args.sums_of_a;
-  const Tensor& summed = args.sums_of_b ? args.b : args.a;
-  const double pass = sums ? static_cast<double>(summed.bytes()) / copy_rate : 0;
-  const cuda::MatmulPlan plan =
-      cuda::plan_matmul(args, cuda::Fuse::nothing, cuda::Sums::in_product);
-  sum.add(product, *times, pass);
-  if (!plan.sums_in_gemm) return;
-  const Memory to(sums.bytes());
-  const LtOperands there = operands.of(plan, args, to.data());
-  const std::optional<Times> with_sums = times_of(gpu, plan.gemm, there);
-  const std::string words = args.sums_of_b ? "  and sums of B" : "  and sums of A";
-  if (with_sums) {
-    print_times(words, args, product.calls, *with_sums);
-    const double apart = times->best + pass;
-    if (with_sums->best < (1 - kLeastGain) * apart) {
-      sum.choices.algorithms.insert(gpu.lt.choice(plan.gemm, there));
-      sum.step.best -= static_cast<double>(product.calls) * (apart - with_sums->best);
-    }
-  } else {
-    fmt::print("{:25} {}: cuBLASLt has none\n", "", words);
-  }
-  fmt::print("{:25} a pass of its own: {:.4f} ms at least\n", "", 1e3 * pass);
-}
-
-// Bytes per second, read and written.
-double copy_rate_of(Gpu& gpu) {
-  constexpr int64_t kBytes = int64_t{1} << 30;
-  const Memory from(kBytes), to(kBytes);
-  return 2.0 * static_cast<double>(kBytes) / gpu.seconds_of([&] {
-    cuda::check(
-        cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice, gpu.stream),
-        "a copy");
-  });
-}
+constexpr int kMostCandidates = 64;
 
 double memory_bytes() {
   size_t free = 0, total = 0;
@@ -300,67 +58,351 @@ double memory_bytes() {
   return static_cast<double>(total);
 }
 
-std::string gpu_name() {
+// One way to ask for a product: as it is, or with the sums of an operand in it.
+struct Way {
+  cuda::MatmulPlan plan;
+  LtOperands operands{};
+  std::vector<LtAlgorithm> algorithms = {};
+  std::vector<double> alone = {};  // seconds of a call of each
+
+  size_t best() const {
+    return static_cast<size_t>(std::min_element(alone.begin(), alone.end()) - alone.begin());
+  }
+};
+
+// Whether run() takes it from now on: cuBLASLt may refuse what it has named.
+bool take(LoadedGpu& gpu, const Way& way, size_t place) {
+  if (!gpu.lt.take(way.plan.gemm, way.operands, way.algorithms[place])) return false;
+  gpu.lt.run(way.plan.gemm, way.operands, gpu.stream);
+  return gpu.lt.choice(way.plan.gemm, way.operands).second == way.algorithms[place];
+}
+LoadedGpu::Call call_of(LoadedGpu& gpu, const Way& way) {
+  return [&gpu, &way] { gpu.lt.run(way.plan.gemm, way.operands, gpu.stream); };
+}
+
+// Its algorithms alone, until `until`, but the first one in any case. Those that are much slower
+// than others are left out. False where cuBLASLt has none.
+bool try_alone(LoadedGpu& gpu, Way& way, Clock::time_point until) {
+  for (const LtAlgorithm& algorithm :
+       gpu.lt.candidates(way.plan.gemm, way.operands, kMostCandidates)) {
+    if (!way.alone.empty() && Clock::now() > until) break;
+    const double most = way.alone.empty() ? 1e9 : (1 + bench::kTriedWithin) * way.alone[way.best()];
+    way.algorithms.push_back(algorithm);
+    std::optional<double> seconds;
+    if (take(gpu, way, way.alone.size())) seconds = gpu.alone_s(call_of(gpu, way), most);
+    if (seconds) {
+      way.alone.push_back(*seconds);
+    } else {
+      way.algorithms.pop_back();
+    }
+  }
+  return !way.alone.empty();
+}
+
+struct Measured {
+  const Product* product = nullptr;
+  std::vector<Way> ways = {};  // the second one, if any: with the sums
+  double pass = 0;             // seconds of a pass of its own for those, at least
+
+  double alone_s() const { return static_cast<double>(product->calls) * ways[0].alone[0]; }
+};
+
+// Of a step, in seconds: alone, by the first and by the fastest; and of what was measured under
+// load, by the first alone, then under load by the first, the fastest alone, and the chosen.
+struct Sum {
+  double first = 0, best = 0, share_first = 0, loaded_first = 0, loaded_best = 0, loaded_chosen = 0;
+};
+
+const Tensor& sums_of(const Matmul& args) {
+  return args.sums_of_b ? args.sums_of_b : args.sums_of_a;
+}
+
+std::string whole_number(double value) {
+  return value > 0 ? fmt::format("{:.0f}", value) : "-";
+}
+
+class Bench {
+ public:
+  // copy_rate: bytes per second, read and written.
+  Bench(LoadedGpu& gpu, std::string file, double least_slot_s, double copy_rate)
+      : gpu_(gpu), file_(std::move(file)), least_slot_s_(least_slot_s), copy_rate_(copy_rate) {}
+
+  cuda::ProductChoices choices;
+  int code = 0;
+
+  void run(const std::string& name, double seconds) {
+    const auto begin = Clock::now();
+    const auto since = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
+    bench::Run run(name, memory_bytes());
+    const std::vector<Product> products = bench::products_of(run);
+    print_head(name, run.shape.layers);
+    // Alone at first: so all of them, and what each is worth.
+    const double alone_s = kAlone * (seconds - since());
+    double all_flops = 0, share = 0;
+    for (const Product& product : products) all_flops += bench::flops_of(product);
+    std::vector<Measured> measured;
+    for (const Product& product : products) {
+      share +=
+          (1 / static_cast<double>(products.size()) + bench::flops_of(product) / all_flops) / 2;
+      const std::chrono::duration<double> until(share * alone_s);
+      guarded(product, [&] {
+        alone(product, begin + std::chrono::duration_cast<Clock::duration>(until), measured);
+      });
+    }
+    double left_s = 0;
+    for (const Measured& one : measured) left_s += one.alone_s();
+    const double all_s = left_s;
+    sum_ = {};
+    for (Measured& one : measured) {
+      const double time_s = one.alone_s() / left_s * (seconds - since());
+      left_s -= one.alone_s();
+      guarded(*one.product, [&] { loaded(one, one.alone_s() / all_s, time_s); });
+      // What has been measured is there even if the next one is too much.
+      if (!file_.empty()) write_file_atomic(file_, to_text(choices));
+    }
+    print_sum(since());
+  }
+
+ private:
+  static constexpr double kAlone = 0.35;  // of the time
+
+  template <class Body>
+  void guarded(const Product& product, const Body& body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      // The others are worth their time all the same.
+      fmt::print("{} not measured: {}", bench::words_of(product.args), error.what());
+      code = static_cast<int>(error.exit());
+    }
+  }
+
+  void alone(const Product& product, Clock::time_point until, std::vector<Measured>& to) {
+    const Matmul& args = product.args;
+    const ProductOperands operands(args, gpu_.stream);
+    Measured measured = {.product = &product};
+    for (const cuda::Fuse fuse : {cuda::Fuse::all, cuda::Fuse::bias, cuda::Fuse::nothing}) {
+      Way way = {.plan = cuda::plan_matmul(args, fuse)};
+      if (way.plan.into == cuda::MatmulPlan::Into::wide) return;  // in slices: none of its own
+      way.operands = operands.of(way.plan, args);
+      if (!try_alone(gpu_, way, until)) continue;
+      measured.ways.push_back(std::move(way));
+      break;
+    }
+    if (measured.ways.empty()) return;
+    if (const Tensor& sums = sums_of(args)) {
+      const Tensor& summed = args.sums_of_b ? args.b : args.a;
+      measured.pass = static_cast<double>(summed.bytes()) / copy_rate_;
+      Way way = {.plan = cuda::plan_matmul(args, cuda::Fuse::nothing, cuda::Sums::in_product)};
+      const GpuMemory to_sums(sums.bytes());
+      way.operands = operands.of(way.plan, args, to_sums.data());
+      if (way.plan.sums_in_gemm && try_alone(gpu_, way, until)) {
+        measured.ways.push_back(std::move(way));
+      }
+    }
+    to.push_back(std::move(measured));
+  }
+
+  // Under load, for so long; and its row. `share`: of the step's products.
+  void loaded(Measured& of, double share, double seconds) {
+    const Matmul& args = of.product->args;
+    const auto calls = static_cast<double>(of.product->calls);
+    Way& whole = of.ways[0];
+    const double first = whole.alone[0], best = whole.alone[whole.best()];
+    double best_with_sums = best + of.pass;
+    std::vector<size_t> with_sums;
+    if (of.ways.size() > 1) {
+      const Way& way = of.ways[1];
+      best_with_sums = std::min(best_with_sums, way.alone[way.best()]);
+      // The fastest alone and the first: they have one to beat.
+      with_sums = bench::tried_of(way.alone, 2);
+    }
+    sum_.first += calls * (first + of.pass);
+    sum_.best += calls * best_with_sums;
+
+    std::vector<size_t> tried = bench::tried_of(whole.alone, whole.alone.size());
+    const bench::LoadPlan plan =
+        bench::load_plan(seconds, tried.size() + with_sums.size(), first, least_slot_s_);
+    fmt::print("{:>7} {:>7} {:>7}  {:28} {:6} {:5.1f} % {:9.4f} {:6.0f} {:9.4f} {:6.0f} {:3}",
+               args.c.rows(), args.c.cols(), bench::k_of(args), bench::words_of(args),
+               of.product->calls, 100 * share, 1e3 * first, bench::tera(args, first), 1e3 * best,
+               bench::tera(args, best), whole.best());
+    if (plan.rounds == 0) {
+      fmt::print(" {:>9}\n", "-");
+      return;
+    }
+    if (plan.candidates < 2 + with_sums.size()) with_sums.clear();
+    tried.resize(std::min(tried.size(), plan.candidates - with_sums.size()));
+    const ProductOperands operands(args, gpu_.stream);
+    const GpuMemory to_sums(sums_of(args) ? sums_of(args).bytes() : 0);
+    whole.operands = operands.of(whole.plan, args);
+    if (!with_sums.empty()) {
+      of.ways[1].operands = operands.of(of.ways[1].plan, args, to_sums.data());
+    }
+    const auto candidate = [&](size_t i) -> std::pair<const Way&, size_t> {
+      if (i < tried.size()) return {whole, tried[i]};
+      return {of.ways[1], with_sums[i - tried.size()]};
+    };
+    gpu_.measure_between(plan.slot_s);
+    const bench::UnderLoad found =
+        bench::under_load(tried.size() + with_sums.size(), plan.rounds, [&](size_t i) {
+          const std::pair<const Way&, size_t> asked = candidate(i);
+          take(gpu_, asked.first, asked.second);
+          return gpu_.loaded_s(call_of(gpu_, asked.first), asked.first.alone[asked.second],
+                               plan.slot_s);
+        });
+
+    // Seconds of a call, but for what the clock did from round to round.
+    const auto cost = [&](size_t i) { return found.ratios[i] * found.seconds[0]; };
+    const size_t chosen = bench::chosen_of(found, tried.size());
+    const auto place_of_best = std::find(tried.begin(), tried.end(), whole.best());
+    const double best_s = cost(static_cast<size_t>(place_of_best - tried.begin()));
+    const auto [clock, power] = gpu_.clock_and_power();
+    fmt::print(" {:9.4f} {:9.4f} {:9.4f} {:6.0f} {:3} {:5.2f} % {:>5} {:>4} {:9.3f}\n",
+               1e3 * cost(0), 1e3 * best_s, 1e3 * cost(chosen), bench::tera(args, cost(chosen)),
+               tried[chosen], 100 * found.noise, whole_number(clock), whole_number(power),
+               1e3 * calls * (cost(0) - cost(chosen)));
+    if (chosen > 0) {
+      choose(whole, tried[chosen]);
+      fmt::print("{:25} first: {}\n{:25} chosen: {}\n", "", cuda::words_of(whole.algorithms[0]), "",
+                 cuda::words_of(whole.algorithms[tried[chosen]]));
+    }
+    double least = cost(chosen) + of.pass;
+    if (!with_sums.empty()) {
+      const size_t i = bench::fastest_of(found, tried.size(), found.ratios.size());
+      const bool wins = cost(i) < (1 - bench::needed_gain(found)) * least;
+      fmt::print("{:25} with sums in it {:.4f} ms, a pass of its own {:.4f} ms at least{}\n", "",
+                 1e3 * cost(i), 1e3 * of.pass, wins ? ": chosen in it" : "");
+      if (wins) {
+        choose(of.ways[1], candidate(i).second);
+        least = cost(i);
+      }
+    }
+    std::fflush(stdout);
+    sum_.share_first += calls * (first + of.pass);
+    sum_.loaded_first += calls * (cost(0) + of.pass);
+    sum_.loaded_best += calls * (best_s + of.pass);
+    sum_.loaded_chosen += calls * least;
+  }
+  void choose(const Way& way, size_t place) {
+    if (take(gpu_, way, place)) {
+      choices.algorithms.insert(gpu_.lt.choice(way.plan.gemm, way.operands));
+    }
+  }
+
+  static void print_head(const std::string& name, int64_t layers) {
+    fmt::print("\n{}, {} layers\n{:69} {:38} {}\n", name, layers, "", "alone, in a burst",
+               "under load: by the first, by the best alone, by the chosen");
+    fmt::print(
+        "{:>7} {:>7} {:>7}  {:28} {:>6} {:>7} {:>9} {:>6} {:>9} {:>6} {:>3} {:>9} {:>9} "
+        "{:>9} {:>6} {:>3} {:>7} {:>5} {:>4} {:>9}\n",
+        "m", "n", "k", "form", "calls", "of step", "first ms", "TF/s", "best ms", "TF/s", "no.",
+        "first ms", "best ms", "chosen ms", "TF/s", "no.", "noise", "MHz", "W", "to win ms");
+    std::fflush(stdout);
+  }
+  void print_sum(double took) const {
+    fmt::print("products of a step: {:.3f} ms alone, by the best alone {:.3f} ms ({:+.1f} %)\n",
+               1e3 * sum_.first, 1e3 * sum_.best, 100 * (sum_.best / sum_.first - 1));
+    if (sum_.loaded_first > 0) {
+      fmt::print(
+          "under load, {:.1f} % of them: {:.3f} ms ({:+.1f} % against alone), by the best "
+          "alone {:.3f} ms ({:+.1f} %), by the chosen {:.3f} ms ({:+.1f} %)\n",
+          100 * sum_.share_first / sum_.first, 1e3 * sum_.loaded_first,
+          100 * (sum_.loaded_first / sum_.share_first - 1), 1e3 * sum_.loaded_best,
+          100 * (sum_.loaded_best / sum_.loaded_first - 1), 1e3 * sum_.loaded_chosen,
+          100 * (sum_.loaded_chosen / sum_.loaded_first - 1));
+    }
+    fmt::print("in {:.1f} s\n", took);
+    std::fflush(stdout);
+  }
+
+  LoadedGpu& gpu_;
+  const std::string file_;
+  const double least_slot_s_, copy_rate_;
+  Sum sum_;
+};
+
+// Bytes per second, read and written.
+double copy_rate_of(LoadedGpu& gpu, int64_t bytes) {
+  const GpuMemory from(bytes), to(bytes);
+  return 2.0 * static_cast<double>(bytes) / gpu.alone_s([&] {
+    bench::copy_bytes(to.data(), from.data(), static_cast<size_t>(bytes), gpu.stream);
+  });
+}
+
+cudaDeviceProp gpu_properties() {
   int device = 0;
   cudaDeviceProp properties{};
   cuda::check(cudaGetDevice(&device), "the current device");
   cuda::check(cudaGetDeviceProperties(&properties, device), "asking for a GPU's properties");
-  return properties.name;
+  return properties;
+}
+
+struct Options {
+  std::string file;
+  double seconds = 0;  // 0: so many for each shape
+  std::vector<std::string> names;
+};
+// What is wrong with the words; empty: nothing.
+std::string read_options(const std::vector<std::string>& words, Options& options) {
+  for (size_t i = 0; i < words.size(); ++i) {
+    const bool last = i + 1 == words.size();
+    if (words[i] == "--choose") {
+      if (last) return "--choose needs a file to write";
+      options.file = words[++i];
+    } else if (words[i] == "--seconds") {
+      const auto seconds = last ? std::nullopt : to_number<int64_t>(words[++i]);
+      if (!seconds || *seconds <= 0) return "--seconds needs a whole number above 0";
+      options.seconds = static_cast<double>(*seconds);
+    } else {
+      options.names.push_back(words[i]);
+    }
+  }
+  if (options.names.empty()) options.names = {"124m", "1.5b", "llama-8b", "llama-8b-fp8"};
+  return bench::unknown_shape(options.names);
+}
+
+int measure(const Options& options) {
+  const auto begin = Clock::now();
+  constexpr double kOfAShape_s = 30;
+  const std::vector<std::string>& names = options.names;
+  const double seconds =
+      options.seconds > 0 ? options.seconds : kOfAShape_s * static_cast<double>(names.size());
+  // Rows that are for no GPU are to be there in a moment without one.
+  const bool tiny = std::all_of(names.begin(), names.end(),
+                                [](const std::string& name) { return name.starts_with("tiny"); });
+  cuda::start_cuda();
+  const cudaDeviceProp properties = gpu_properties();
+  const std::string gpu_name = properties.name;
+  GpuWatch watch(Nvml::open(), cuda::uuid_words(properties.uuid.bytes, cuda::is_mig(gpu_name)),
+                 std::chrono::milliseconds(20));
+  LoadedGpu gpu(tiny ? 64 : 8192, watch);
+  const double copy_rate = copy_rate_of(gpu, int64_t{1} << (tiny ? 20 : 30));
+  fmt::print("cuBLASLt {}; copies {:.0f} GB/s; ' is transposed\n", LtMatmul::version(),
+             copy_rate / 1e9);
+  gpu.heat(tiny ? 0.02 : std::min(3.0, seconds / 40));
+  Bench bench(gpu, options.file, tiny ? 1e-3 : 0.07, copy_rate);
+  bench.choices = {.gpu = gpu_name, .cublaslt = LtMatmul::version(), .algorithms = {}};
+  for (size_t i = 0; i < names.size(); ++i) {
+    const double gone = std::chrono::duration<double>(Clock::now() - begin).count();
+    bench.run(names[i], (seconds - gone) / static_cast<double>(names.size() - i));
+  }
+  return bench.code;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<std::string> names(argv + 1, argv + argc);
-  std::string file;
-  if (!names.empty() && names[0] == "--choose") {
-    if (names.size() < 2) {
-      fmt::print(stderr, "--choose needs a file to write\n");
-      return 2;
-    }
-    file = names[1];
-    names.erase(names.begin(), names.begin() + 2);
-  }
-  if (names.empty()) names = {"124m", "1.5b", "llama-8b", "llama-8b-fp8"};
-  if (const std::string what = bench::unknown_shape(names); !what.empty()) {
-    fmt::print(stderr, "{}\n", what);
+  Options options;
+  const std::string wrong = read_options({argv + 1, argv + argc}, options);
+  if (!wrong.empty()) {
+    fmt::print(stderr, "{}\n", wrong);
     return 2;
   }
-  int code = 0;
   try {
-    cuda::start_cuda();
-    Gpu gpu;
-    const double copy_rate = copy_rate_of(gpu);
-    Sum sum;
-    sum.choices.gpu = gpu_name();
-    sum.choices.cublaslt = LtMatmul::version();
-    fmt::print("cuBLASLt {}; copies {:.0f} GB/s; ' is transposed\n", LtMatmul::version(),
-               copy_rate / 1e9);
-    for (const std::string& name : names) {
-      bench::Run run(name, memory_bytes());
-      fmt::print(
-          "\n{}, {} layers\n{:>7} {:>7} {:>7}  {:28} {:>6} {:>9} {:>6} {:>9} {:>6} {:>4} {:>9}\n",
-          name, run.shape.layers, "m", "n", "k", "form", "calls", "first ms", "TF/s", "best ms",
-          "TF/s", "no.", "to win ms");
-      sum.step = {};
-      for (const Product& product : products_of(run)) {
-        try {
-          measure(gpu, product, copy_rate, sum);
-          // What has been measured is there even if the next one is too much.
-          if (!file.empty()) write_file_atomic(file, to_text(sum.choices));
-        } catch (const Error& error) {
-          // The others are worth their time all the same.
-          fmt::print("{} not measured: {}", words_of(product.args), error.what());
-          code = static_cast<int>(error.exit());
-        }
-      }
-      fmt::print("products of a step: {:.3f} ms, by the best {:.3f} ms ({:+.1f} %)\n",
-                 1e3 * sum.step.first, 1e3 * sum.step.best,
-                 100 * (sum.step.best / sum.step.first - 1));
-    }
+    return measure(options);
   } catch (const Error& error) {
     fmt::print(stderr, "{}", error.what());
     return static_cast<int>(error.exit());
   }
-  return code;
 }

@@ -228,7 +228,9 @@ TEST_CASE("cuda device: a product gets the algorithm that the file of MTL_PRODUC
   fake_cublaslt.algorithms = [](const cuda::LtGemm&) { return 3; };
   cuda::LtMatmul measuring;
   const cuda::LtGemm gemm = cuda::plan_matmul(product, cuda::Fuse::all).gemm;
-  REQUIRE(measuring.take(gemm, operands, 2));
+  const auto candidates = measuring.candidates(gemm, operands, 64);
+  REQUIRE(candidates.size() == 3);
+  REQUIRE(measuring.take(gemm, operands, candidates[2]));
   cuda::ProductChoices choices{
       .gpu = "NVIDIA H200", .cublaslt = cuda::LtMatmul::version(), .algorithms = {}};
   choices.algorithms.insert(measuring.choice(gemm, operands));

@@ -9,6 +9,7 @@
 
 #include "common/error.h"
 #include "runtime/device/cuda/lt_matmul.h"
+#include "runtime/device/cuda/lt_words.h"
 #include "support/fake_cublaslt.h"
 
 using namespace mtl;
@@ -243,19 +244,47 @@ TEST_CASE("cuda products: a measurement takes any algorithm that there is") {
   LtMatmul lt;
   const LtGemm gemm = linear(Of::output, 100);
   const LtOperands operands = operands_of(gemm);
-  for (const int place : {2, 0, 1}) {
-    CHECK(lt.take(gemm, operands, place));
+  const std::vector<LtAlgorithm> there = lt.candidates(gemm, operands, 64);
+  REQUIRE(there.size() == 3);
+  CHECK(lt.candidates(gemm, operands, 2).size() == 2);
+  for (const size_t place : {2, 0, 1}) {
+    CHECK(lt.take(gemm, operands, there[place]));
+    CHECK(lt.choice(gemm, operands).second == there[place]);
     lt.run(gemm, operands, nullptr);
-    CHECK(fake_cublaslt.calls.back().place == place);
+    CHECK(fake_cublaslt.calls.back().place == static_cast<int>(place));
     CHECK(fake_cublaslt.calls.back().gemm == gemm);
   }
-  CHECK_FALSE(lt.take(gemm, operands, 3));
-  // Also where the choice's would not do.
-  fake_cublaslt.does = [](const LtCall&) { return false; };
-  CHECK(lt.take(gemm, operands, 2));
+  // One that is refused when it comes to it is not taken any more.
+  fake_cublaslt.refuses = [](const LtCall& call) { return call.place == 2; };
+  CHECK(lt.take(gemm, operands, there[2]));
   lt.run(gemm, operands, nullptr);
-  CHECK(fake_cublaslt.calls.back().place == 2);
+  CHECK(fake_cublaslt.calls.back().place == 0);
+  CHECK(lt.choice(gemm, operands).second != there[2]);
+  // Nor is one that does not do here; that it would for its choice does not matter.
+  fake_cublaslt.does = [](const LtCall&) { return false; };
+  CHECK_FALSE(lt.take(gemm, operands, there[1]));
   CHECK(LtMatmul::version() == "13.1.2");
+  // None at all.
+  fake_cublaslt.algorithms = [](const LtGemm&) { return 0; };
+  CHECK(lt.candidates(gemm, operands, 64).empty());
+}
+
+TEST_CASE("cuda products: of algorithms with the same numbers a measurement has the first") {
+  fake_cublaslt = {};
+  fake_cublaslt.algorithms = [](const LtGemm&) { return 6; };
+  fake_cublaslt.tile = [](int place) { return 10 + place / 2; };
+  LtMatmul lt;
+  const LtGemm gemm = linear(Of::output, 100);
+  const LtOperands operands = operands_of(gemm);
+  const std::vector<LtAlgorithm> there = lt.candidates(gemm, operands, 64);
+  REQUIRE(there.size() == 3);
+  for (size_t i = 0; i < there.size(); ++i) {
+    CHECK(lt.take(gemm, operands, there[i]));
+    lt.run(gemm, operands, nullptr);
+    CHECK(fake_cublaslt.calls.back().place == 2 * static_cast<int>(i));
+    const std::string words = words_of(there[i]);
+    CHECK(words.starts_with(fmt::format("id 0 tile {} stages 0 cluster 0 ", 10 + i)));
+  }
 }
 
 TEST_CASE("cuda products: what has been measured is taken, where it does and is not refused") {
@@ -267,7 +296,7 @@ TEST_CASE("cuda products: what has been measured is taken, where it does and is 
   std::map<LtForm, LtAlgorithm> choices;
   {
     LtMatmul measuring;
-    CHECK(measuring.take(gemm, operands, 2));
+    CHECK(measuring.take(gemm, operands, measuring.candidates(gemm, operands, 3).at(2)));
     choices.insert(measuring.choice(gemm, operands));
   }
   fake_cublaslt.queries = 0;
