@@ -2,6 +2,8 @@
 // same in PyTorch.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -11,6 +13,7 @@
 #include <fmt/ranges.h>
 
 #include "common/error.h"
+#include "common/text.h"
 #include "runtime/engine/trainer.h"
 #include "spread_tokens.h"
 #include "support/specs.h"
@@ -40,14 +43,33 @@ inline const std::map<std::string, Shape>& shapes() {
   return all;
 }
 
-// "124m-fp8" is 124m in fp8.
+// "124m-fp8" is 124m in fp8; "1.5b-norm-act-b21-fp8" makes normalised rows and activations again
+// (recompute.mode: selective), with 21 sequences a micro-batch and as many of those as come to no
+// more of them in a step.
 struct NamedShape {
   std::string name;
-  bool fp8;
+  std::vector<std::string> again = {};  // recompute.modules
+  int64_t batch = 0;                    // 0: the shape's
+  bool fp8 = false;
 };
 inline NamedShape named_shape(const std::string& title) {
-  const bool fp8 = title.ends_with("-fp8");
-  return {fp8 ? title.substr(0, title.size() - 4) : title, fp8};
+  NamedShape named = {.name = title};
+  const auto take = [&](const std::string& suffix) {
+    const bool is_there = named.name.ends_with(suffix);
+    if (is_there) named.name.resize(named.name.size() - suffix.size());
+    return is_there;
+  };
+  named.fp8 = take("-fp8");
+  if (const size_t dash = named.name.rfind("-b"); dash != std::string::npos) {
+    const auto batch = to_number<int64_t>(named.name.substr(dash + 2));
+    if (batch && *batch > 0) {
+      named.batch = *batch;
+      named.name.resize(dash);
+    }
+  }
+  if (take("-act")) named.again = {"mlp_act"};
+  if (take("-norm")) named.again.insert(named.again.begin(), "norm");
+  return named;
 }
 // What to say of names that are none; empty: they all are.
 inline std::string unknown_shape(const std::vector<std::string>& titles) {
@@ -60,7 +82,7 @@ inline std::string unknown_shape(const std::vector<std::string>& titles) {
   return "";
 }
 
-inline TrainSpec spec_of(const Shape& shape, bool fp8) {
+inline TrainSpec spec_of(const Shape& shape, bool fp8, const std::vector<std::string>& again) {
   TrainSpec spec = test::spec_with({.layers = shape.layers,
                                     .hidden = shape.hidden,
                                     .heads = shape.heads,
@@ -77,12 +99,16 @@ inline TrainSpec spec_of(const Shape& shape, bool fp8) {
     spec.model.tie_embeddings = false;
   }
   spec.precision.dtype = fp8 ? "fp8" : "bf16";
+  if (!again.empty()) {
+    spec.recompute.mode = "selective";
+    spec.recompute.modules = again;
+  }
   return spec;
 }
 
 // A shape as it is trained: its tokens and its plan. Layers are left out of a shape that may be
-// cut until its plan in bf16 takes no more than kShare of the GPU's memory, so that PyTorch, which
-// takes more for the same model, can be measured beside it.
+// cut until its plan in bf16, with nothing made again, takes no more than kShare of the GPU's
+// memory, so that PyTorch, which takes more for the same model, can be measured beside it.
 struct Run {
   static constexpr double kShare = 0.8;
 
@@ -92,14 +118,18 @@ struct Run {
         source(shape.vocab),
         sampler(source.size(), shape.seq, SampleOrder::random, 1),
         world(make_self_world()) {
-    const bool fp8 = named_shape(title).fp8;
+    const NamedShape named = named_shape(title);
     const auto bytes = [&] {
-      return static_cast<double>(plan_of(spec_of(shape, false)).total_bytes());
+      return static_cast<double>(plan_of(spec_of(shape, false, {})).total_bytes());
     };
     while (shape.cut && memory_bytes > 0 && shape.layers > 1 && bytes() > kShare * memory_bytes) {
       --shape.layers;
     }
-    resolved.spec = spec_of(shape, fp8);
+    if (named.batch > 0) {
+      shape.micro_batches = std::max<int64_t>(1, shape.micro_batches * shape.batch / named.batch);
+      shape.batch = named.batch;
+    }
+    resolved.spec = spec_of(shape, named.fp8, named.again);
     plan = plan_of(resolved.spec);
   }
   double flops() const {

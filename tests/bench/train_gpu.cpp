@@ -1,21 +1,22 @@
 // Training steps of usual shapes on one GPU: model FLOP/s against the GPU's peak, memory against
 // the plan's, and where the time goes.
-//   MTL_DEVICE=cuda build/bench/train_gpu [--json FILE] [--no-parts | --ops] [SHAPE ...]
+//   MTL_DEVICE=cuda build/bench/train_gpu [--json FILE] [--no-parts | --ops] [--steps N] SHAPE ...
 //   build/bench/train_gpu --for GPU [SHAPE ...]
 // Shapes: those of gpu_runs.h, of which 124m, 1.5b and llama-8b are measured without further words,
-// in bf16, and with -fp8 behind the name in fp8, against bf16's peak too. llama-8b has as many
-// layers as fit. tests/reference/gpu_baseline.py has the same in PyTorch and joins the two: --json
-// appends an object per shape to FILE. Model FLOPs count causal attention once and recompute not at
+// in bf16, and with -fp8 behind the name in fp8, against bf16's peak too. Before that: -norm, -act,
+// what is made again in backward, and -bN, other micro-batches. llama-8b has as many layers as fit.
+// tests/reference/gpu_baseline.py has the same in PyTorch and joins the two: --json appends an
+// object per shape to FILE. Model FLOPs count causal attention once and recompute not at
 // all; the peak is that of the catalogue (runtime/plan/gpus.h). A step is four micro-batches and
-// one update (of a run for real it would be more). Median of the steps behind the first two; the
-// first step's time is the start's, with algorithms chosen. Memory is what the device gave after it
-// was opened, so without CUDA's own context; the plan is to foretell it, kernels' scratch included.
-// The parts come from further steps that wait after every op (timed_device.h); each is held against
-// the least time that it can take at the rates of an 8192^3 product and of a long copy, measured
-// before. With --for nothing is computed: the same table of a GPU of the catalogue that is not at
-// hand, of the least times alone. What is missing there to the peak no kernel can bring back, only
-// a step that does less. --ops measures nothing: it takes two steps that wait after every op, and
-// says which one fails or takes long.
+// one update (of a run for real it would be more). Median of the steps behind the first two
+// (--steps: so many, behind one); the first step's time is the start's, with algorithms chosen.
+// Memory is what the device gave after it was opened, so without CUDA's own context; the plan is to
+// foretell it, kernels' scratch included. The parts come from further steps that wait after every
+// op (timed_device.h); each is held against the least time that it can take at the rates of an
+// 8192^3 product and of a long copy, measured before. With --for nothing is computed: the same
+// table of a GPU of the catalogue that is not at hand, of the least times alone. What is missing
+// there to the peak no kernel can bring back, only a step that does less. --ops measures nothing:
+// it takes two steps that wait after every op, and says which one fails or takes long.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -27,8 +28,10 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "common/text.h"
 #include "device_rates.h"
 #include "gpu_runs.h"
 #include "runtime/device/make_device.h"
@@ -52,19 +55,23 @@ int64_t memory_in_use(const MadeDevice& made) {
   return facts.memory_bytes - facts.free_bytes;
 }
 
-// "bf16", "fp8", "bf16, cudnn"
-std::string variant(DType compute, bool fp8) {
+// "bf16", "fp8", "bf16, cudnn", "bf16, norm mlp_act"
+std::string variant(DType compute, const bench::NamedShape& named) {
   const char* attention = std::getenv("MTL_ATTENTION");
-  const std::string name = fp8 ? "fp8" : compute_name(compute);
-  return attention != nullptr ? name + ", " + attention : name;
+  std::string name = named.fp8 ? "fp8" : compute_name(compute);
+  if (attention != nullptr) name += fmt::format(", {}", attention);
+  if (!named.again.empty()) name += fmt::format(", {}", fmt::join(named.again, " "));
+  return name;
 }
 
+// Passes are replayed from the third time on.
 constexpr int kWarmUp = 2;
 
 struct Options {
   std::string json;  // "" = none
   bool parts = true;
   bool ops = false;
+  int steps = 0;  // that are measured; 0: the shape's
 };
 
 // Weights of the right size, and moments of zero. Billions of normal numbers take seconds to draw,
@@ -127,7 +134,7 @@ void take_ops(Run& run, const std::string& title, Device& device) {
   time_steps(run, timed, 2, true, [&](int step, double loss) {
     int64_t calls = 0;
     for (const auto& [part, share] : timed.shares()) calls += share.calls;
-    fmt::print("{:14} step {}: {} ops, loss {:.3f}\n", title, step + 1, calls, loss);
+    fmt::print("{:22} step {}: {} ops, loss {:.3f}\n", title, step + 1, calls, loss);
     std::fflush(stdout);
   });
 }
@@ -169,9 +176,9 @@ void print_parts(const std::map<std::string, Share>& parts) {
 // `opened`: memory in use before anything was asked of the device.
 void measure(const std::string& title, MadeDevice& made, int64_t opened, double peak,
              const bench::DeviceRates& rates, const Options& options) {
-  const auto [name, fp8] = bench::named_shape(title);
-  if (fp8 && !made.device->has_float8()) {
-    fmt::print("{:14} this device multiplies no FP8\n", title);
+  const bench::NamedShape named = bench::named_shape(title);
+  if (named.fp8 && !made.device->has_float8()) {
+    fmt::print("{:22} this device multiplies no FP8\n", title);
     return;
   }
   const int64_t memory =
@@ -182,14 +189,15 @@ void measure(const std::string& title, MadeDevice& made, int64_t opened, double 
   const Plan& plan = run.plan;
   double loss = 0;
   int64_t used = 0;
-  std::vector<double> seconds = time_steps(run, *made.device, kWarmUp + shape.steps, true,
-                                           [&](int step, double loss_of_step) {
-                                             loss = loss_of_step;
-                                             if (step == kWarmUp)
-                                               used = memory_in_use(made) - opened;
-                                           });
+  const int warm_up = options.steps > 0 ? 1 : kWarmUp;
+  const int steps = options.steps > 0 ? options.steps : shape.steps;
+  std::vector<double> seconds =
+      time_steps(run, *made.device, warm_up + steps, true, [&](int step, double loss_of_step) {
+        loss = loss_of_step;
+        if (step == warm_up) used = memory_in_use(made) - opened;
+      });
   const double first = seconds.front();
-  seconds.erase(seconds.begin(), seconds.begin() + kWarmUp);
+  seconds.erase(seconds.begin(), seconds.begin() + warm_up);
   std::sort(seconds.begin(), seconds.end());
   const double median = seconds[seconds.size() / 2];
   const auto tokens = static_cast<double>(plan.tokens_of_step(0));
@@ -199,7 +207,7 @@ void measure(const std::string& title, MadeDevice& made, int64_t opened, double 
       plan.total_bytes() + made.device->scratch_for(plan.stages.front().kernels);
   const auto planned = static_cast<double>(plan_bytes);
   fmt::print(
-      "{:14} {:6} {:6.2f} {:>7} {:6} {:9.2f} {:9.4f} {:10.0f} {:9.1f} {:>8} {:8.1f} {:8.1f} {:>7} "
+      "{:22} {:6} {:6.2f} {:>7} {:6} {:9.2f} {:9.4f} {:10.0f} {:9.1f} {:>8} {:8.1f} {:8.1f} {:>7} "
       "{:7.3f}\n",
       title, shape.layers, static_cast<double>(plan.cost.parameters) / 1e9,
       fmt::format("{} x {}", shape.micro_batches, shape.batch), shape.seq, first, median,
@@ -209,8 +217,8 @@ void measure(const std::string& title, MadeDevice& made, int64_t opened, double 
       loss);
   if (!options.json.empty()) {
     std::ofstream(options.json, std::ios::app)
-        << nlohmann::json{{"shape", name},
-                          {"variant", variant(plan.compute, fp8)},
+        << nlohmann::json{{"shape", named.name},
+                          {"variant", variant(plan.compute, named)},
                           {"layers", shape.layers},
                           {"parameters", plan.cost.parameters},
                           {"batch", shape.batch},
@@ -260,6 +268,13 @@ int main(int argc, char** argv) {
       options.parts = false;
     } else if (word == "--ops") {
       options.ops = true;
+    } else if (word == "--steps" && i + 1 < argc) {
+      const auto steps = to_number<int>(argv[++i]);
+      if (!steps || *steps <= 0) {
+        fmt::print(stderr, "--steps needs a number above 0\n");
+        return 2;
+      }
+      options.steps = *steps;
     } else if (word == "--json" && i + 1 < argc) {
       options.json = argv[++i];
     } else if (word == "--for" && i + 1 < argc) {
@@ -302,17 +317,17 @@ int main(int argc, char** argv) {
       print_rates(rates = bench::measured_rates(*made.device, side));
     }
     fmt::print(
-        "shape          layers   10^9       B      T   first s  median s   tokens/s model TF/s  of "
-        "peak  "
-        "plan "
-        "GiB used GiB    more    loss\n");
+        "{:22} {:>6} {:>6} {:>7} {:>6} {:>9} {:>9} {:>10} {:>9} {:>8} {:>8} {:>8} {:>7} "
+        "{:>7}\n",
+        "shape", "layers", "10^9", "B", "T", "first s", "median s", "tokens/s", "model TF/s",
+        "of peak", "plan GiB", "used GiB", "more", "loss");
     int code = 0;
     for (const std::string& name : names) {
       try {
         measure(name, made, opened, peak, rates, options);
       } catch (const Error& error) {
         // The others are worth their time all the same.
-        fmt::print("{:14} not measured: {}", name, error.what());
+        fmt::print("{:22} not measured: {}", name, error.what());
         code = static_cast<int>(error.exit());
       }
     }

@@ -80,11 +80,12 @@ def join(ours, theirs, head=True):
         if not mine:
             missing.append(peer["shape"])
         for row in mine:
-            # Of a step the same tokens, by however many micro-batches.
+            # Of a step the same tokens, by however many micro-batches, or a few less where ours are
+            # no divisor (an update for less of them: that is nothing to our advantage).
             same = all(math.isclose(row[key], peer[key], rel_tol=1e-3)
                        for key in ("parameters", "seq", "flops_per_token"))
-            if not same or (row["batch"] * row["micro_batches"]
-                            != peer["batch"] * peer["micro_batches"]):
+            tokens, wanted = (one["batch"] * one["micro_batches"] for one in (row, peer))
+            if not same or not 0.95 * wanted <= tokens <= wanted:
                 raise SystemExit(f"{peer['shape']}: the two programs train different models: "
                                  f"{row} and {peer}")
             speed = row["tokens_per_s"] / peer["tokens_per_s"]
