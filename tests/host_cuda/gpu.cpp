@@ -65,6 +65,10 @@ void takes(std::chrono::nanoseconds time) {
   taken_ns += time.count();
 }
 
+void copies(size_t bytes) {
+  if (taken_ns >= 0) takes(std::chrono::nanoseconds(bytes));
+}
+
 void replay(const std::vector<Capture::Node>& nodes) {
   static std::atomic<unsigned> times = 0;
   std::minstd_rand random(++times);

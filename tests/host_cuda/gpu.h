@@ -63,6 +63,8 @@ struct Capture {
 
 // For events: no time of the machine from now on, but what is said here.
 void takes(std::chrono::nanoseconds time);
+// And then so much for a copy.
+void copies(size_t bytes);
 
 // Does what was recorded, one thing after the other, in an order that is another every time: of
 // those that may come next one at random. So what only the order of recording keeps apart shows.

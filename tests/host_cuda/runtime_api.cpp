@@ -228,7 +228,10 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
       std::memcpy(to, staged.data(), staged.size());
     });
   } else {
-    of(stream).enqueue([=] { std::memcpy(to, from, bytes); });
+    of(stream).enqueue([=] {
+      copies(bytes);
+      std::memcpy(to, from, bytes);
+    });
     if (!knows_to) of(stream).finish();
   }
   return done(broken());

@@ -72,7 +72,7 @@ def read_rows(path):
 def join(ours, theirs, head=True):
     """The table of both; returns whether every shape of theirs has a row of ours."""
     if head:
-        print(f"\n{'shape':12} {'mtl':16} {'against':18} {'tokens/s':>10} {'ratio':>7} {'':14} "
+        print(f"\n{'shape':12} {'mtl':18} {'against':26} {'tokens/s':>10} {'ratio':>7} {'':14} "
               f"{'MFU %':>6} {'GiB':>7} {'ratio':>7} {'':13} {'plan':>7}")
     missing, missed = [], []
     for peer in theirs:
@@ -108,7 +108,7 @@ def join(ours, theirs, head=True):
                 return f"({'holds' if holds else 'MISSED'} {bar})"
             speed_words = verdict(speed >= SPEED_BAR, f"{SPEED_BAR}x", f"{speed:.2f}x tokens/s",
                                   compiled)
-            words = [f"{row['shape']:12} {row['variant']:16} {against:18} "
+            words = [f"{row['shape']:12} {row['variant']:18} {against:26} "
                      f"{row['tokens_per_s']:10.0f} {speed:6.2f}x {speed_words:14} "
                      f"{100 * mfu:6.1f}"]
             if memory is None:

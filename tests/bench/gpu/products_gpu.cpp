@@ -223,7 +223,7 @@ class Bench {
     std::vector<size_t> tried = bench::tried_of(whole.alone, whole.alone.size());
     const bench::LoadPlan plan =
         bench::load_plan(seconds, tried.size() + with_sums.size(), first, least_slot_s_);
-    fmt::print("{:>7} {:>7} {:>7}  {:28} {:6} {:5.1f} % {:9.4f} {:6.0f} {:9.4f} {:6.0f} {:3}",
+    fmt::print("{:>7} {:>7} {:>7}  {:36} {:6} {:5.1f} % {:9.4f} {:6.0f} {:9.4f} {:6.0f} {:3}",
                args.c.rows(), args.c.cols(), bench::k_of(args), bench::words_of(args),
                of.product->calls, 100 * share, 1e3 * first, bench::tera(args, first), 1e3 * best,
                bench::tera(args, best), whole.best());
@@ -291,10 +291,10 @@ class Bench {
   }
 
   static void print_head(const std::string& name, int64_t layers) {
-    fmt::print("\n{}, {} layers\n{:69} {:38} {}\n", name, layers, "", "alone, in a burst",
+    fmt::print("\n{}, {} layers\n{:77} {:38} {}\n", name, layers, "", "alone, in a burst",
                "under load: by the first, by the best alone, by the chosen");
     fmt::print(
-        "{:>7} {:>7} {:>7}  {:28} {:>6} {:>7} {:>9} {:>6} {:>9} {:>6} {:>3} {:>9} {:>9} "
+        "{:>7} {:>7} {:>7}  {:36} {:>6} {:>7} {:>9} {:>6} {:>9} {:>6} {:>3} {:>9} {:>9} "
         "{:>9} {:>6} {:>3} {:>7} {:>5} {:>4} {:>9}\n",
         "m", "n", "k", "form", "calls", "of step", "first ms", "TF/s", "best ms", "TF/s", "no.",
         "first ms", "best ms", "chosen ms", "TF/s", "no.", "noise", "MHz", "W", "to win ms");
@@ -375,7 +375,7 @@ int measure(const Options& options) {
   const cudaDeviceProp properties = gpu_properties();
   const std::string gpu_name = properties.name;
   GpuWatch watch(Nvml::open(), cuda::uuid_words(properties.uuid.bytes, cuda::is_mig(gpu_name)),
-                 std::chrono::milliseconds(20));
+                 std::chrono::milliseconds(50));
   LoadedGpu gpu(tiny ? 64 : 8192, watch);
   const double copy_rate = copy_rate_of(gpu, int64_t{1} << (tiny ? 20 : 30));
   fmt::print("cuBLASLt {}; copies {:.0f} GB/s; ' is transposed\n", LtMatmul::version(),
