@@ -34,6 +34,7 @@ if(MTL_BENCH)
   target_link_libraries(mtl_host_products PRIVATE mtl_runtime mtl_flags dl)
   set_target_properties(mtl_host_products PROPERTIES OUTPUT_NAME products_gpu UNITY_BUILD OFF
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests/bench)
+  add_dependencies(mtl_host_products mtl_fake_nvml)
   add_test(NAME "bench: products and steps of a GPU, on the host"
     COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/scripts/gpu_benches ${CMAKE_BINARY_DIR})
   set_tests_properties("bench: products and steps of a GPU, on the host" PROPERTIES TIMEOUT 120)

@@ -1,5 +1,5 @@
 // A stand-in for NVIDIA's management library, called libnvidia-ml.so.1: one GPU, the one that
-// fake_cuda.cpp has, at work and too hot.
+// fake_cuda.cpp or tests/host_cuda has, at work and too hot.
 #include <cstring>
 
 extern "C" {
@@ -12,7 +12,9 @@ int nvmlShutdown() {
 }
 int nvmlDeviceGetHandleByUUID(const char* uuid, void** gpu) {
   *gpu = nullptr;
-  return std::strcmp(uuid, "GPU-0") == 0 ? 0 : 6;  // NVML_ERROR_NOT_FOUND
+  const bool known = std::strcmp(uuid, "GPU-0") == 0 ||
+                     std::strcmp(uuid, "GPU-00000000-0000-0000-0000-000000000001") == 0;
+  return known ? 0 : 6;  // NVML_ERROR_NOT_FOUND
 }
 struct Memory {
   unsigned long long total, free, used;
