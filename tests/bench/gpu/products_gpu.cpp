@@ -18,6 +18,7 @@
 #include <cuda_runtime_api.h>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -83,10 +84,15 @@ LoadedGpu::Call call_of(LoadedGpu& gpu, const Way& way) {
 // Its algorithms alone, until `until`, but the first one in any case. Those that are much slower
 // than others are left out. False where cuBLASLt has none.
 bool try_alone(LoadedGpu& gpu, Way& way, Clock::time_point until) {
+  Clock::duration busy = {};
   for (const LtAlgorithm& algorithm :
        gpu.lt.candidates(way.plan.gemm, way.operands, kMostCandidates)) {
     if (!way.alone.empty() && Clock::now() > until) break;
     const double most = way.alone.empty() ? 1e9 : (1 + bench::kTriedWithin) * way.alone[way.best()];
+    // It rests before each for a third of the time, so that power holds the clock of none, whatever
+    // ran before it.
+    std::this_thread::sleep_for(std::min<Clock::duration>(busy / 2, std::chrono::milliseconds(30)));
+    const auto begin = Clock::now();
     way.algorithms.push_back(algorithm);
     std::optional<double> seconds;
     if (take(gpu, way, way.alone.size())) seconds = gpu.alone_s(call_of(gpu, way), most);
@@ -95,6 +101,7 @@ bool try_alone(LoadedGpu& gpu, Way& way, Clock::time_point until) {
     } else {
       way.algorithms.pop_back();
     }
+    busy = Clock::now() - begin;
   }
   return !way.alone.empty();
 }
