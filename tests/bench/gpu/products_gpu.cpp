@@ -43,7 +43,6 @@ using bench::LoadedGpu;
 using bench::Product;
 using bench::ProductOperands;
 using cuda::LtAlgorithm;
-using cuda::LtGemm;
 using cuda::LtMatmul;
 using cuda::LtOperands;
 

@@ -16,14 +16,14 @@ namespace {
 
 constexpr double kLimitW = 700;
 
-struct Algorithm {
+struct KnownAlgorithm {
   double seconds;  // at the full clock
   double watts;    // that it draws then
 };
 
 // Under load a product takes its energy's time, where that is longer.
-struct Gpu {
-  std::vector<Algorithm> algorithms;
+struct LimitedGpu {
+  std::vector<KnownAlgorithm> algorithms;
   double noise = 0.003;  // standard deviation of a slot, of it
   double drift = 0;      // so much longer every slot
   uint64_t seed = 1;
@@ -31,7 +31,7 @@ struct Gpu {
   int slots = 0;
 
   double slot(size_t i) {
-    const Algorithm& a = algorithms[i];
+    const KnownAlgorithm& a = algorithms[i];
     std::normal_distribution<double> spread(1, noise);
     return a.seconds * std::max(1.0, a.watts / kLimitW) * (1 + drift * slots++) *
            (noise > 0 ? spread(random) : 1);
@@ -45,7 +45,7 @@ struct Gpu {
 
 TEST_CASE("product trials: under load the one with less energy is chosen, not the fastest alone") {
   // The fastest alone would take 2 % longer in a step than the first, the third 5 % less.
-  Gpu gpu{.algorithms = {{1.00e-3, 760}, {0.96e-3, 808}, {1.02e-3, 708}, {1.01e-3, 770}}};
+  LimitedGpu gpu{.algorithms = {{1.00e-3, 760}, {0.96e-3, 808}, {1.02e-3, 708}, {1.01e-3, 770}}};
   const UnderLoad found = gpu.measured(5);
   CHECK(chosen_of(found, 4) == 2);
   CHECK(found.ratios[1] == doctest::Approx(0.96 * 808 / 760).epsilon(0.01));
@@ -57,13 +57,13 @@ TEST_CASE("product trials: under load the one with less energy is chosen, not th
 }
 
 TEST_CASE("product trials: what is not faster than the noise is not chosen") {
-  const std::vector<Algorithm> alike(8, {1e-3, 750});
+  const std::vector<KnownAlgorithm> alike(8, {1e-3, 750});
   int wrong = 0, found = 0;
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     for (const double noise : {0.001, 0.01}) {
-      Gpu same{.algorithms = alike, .noise = noise, .seed = seed};
+      LimitedGpu same{.algorithms = alike, .noise = noise, .seed = seed};
       wrong += chosen_of(same.measured(5), 8) != 0 ? 1 : 0;
-      Gpu better{.algorithms = alike, .noise = noise, .seed = seed};
+      LimitedGpu better{.algorithms = alike, .noise = noise, .seed = seed};
       better.algorithms[5].seconds *= 0.93;
       found += chosen_of(better.measured(5), 8) == 5 ? 1 : 0;
     }
@@ -71,7 +71,7 @@ TEST_CASE("product trials: what is not faster than the noise is not chosen") {
   CHECK(wrong <= 45);
   CHECK(found >= 540);
   // Less than half a percent is not worth other bits, however sure it is.
-  Gpu little{.algorithms = {{1e-3, 750}, {0.996e-3, 750}, {0.994e-3, 750}}, .noise = 0};
+  LimitedGpu little{.algorithms = {{1e-3, 750}, {0.996e-3, 750}, {0.994e-3, 750}}, .noise = 0};
   CHECK(chosen_of(little.measured(5), 2) == 0);
   CHECK(chosen_of(little.measured(5), 3) == 2);
 }
@@ -80,7 +80,8 @@ TEST_CASE("product trials: a GPU that warms up favours none") {
   // Each slot 0.2 % longer than the one before: by the first one's time alone, whatever comes next
   // to it would look slower, and what comes last by far.
   for (const int rounds : {4, 5}) {
-    Gpu gpu{.algorithms = std::vector<Algorithm>(6, {1e-3, 750}), .noise = 0, .drift = 0.002};
+    LimitedGpu gpu{
+        .algorithms = std::vector<KnownAlgorithm>(6, {1e-3, 750}), .noise = 0, .drift = 0.002};
     gpu.algorithms[5].seconds *= 0.97;
     const UnderLoad found = gpu.measured(rounds);
     for (size_t i = 0; i < 5; ++i) CHECK(found.ratios[i] == doctest::Approx(1).epsilon(1e-4));
@@ -120,7 +121,7 @@ TEST_CASE("product trials: they keep to their time") {
         CHECK(plan.rounds >= 3);
         CHECK(plan.candidates >= 2);
         CHECK(plan.candidates <= std::min(candidates, size_t{8}));
-        Gpu gpu{.algorithms = std::vector<Algorithm>(plan.candidates, {call, 600})};
+        LimitedGpu gpu{.algorithms = std::vector<KnownAlgorithm>(plan.candidates, {call, 600})};
         gpu.measured(plan.rounds);
         CHECK((gpu.slots + 1) * plan.slot_s * LoadPlan::kSlotCost ==
               doctest::Approx(plan.seconds()));
