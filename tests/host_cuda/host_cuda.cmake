@@ -37,7 +37,7 @@ if(MTL_BENCH)
   add_dependencies(mtl_host_products mtl_fake_nvml)
   add_test(NAME "bench: products and steps of a GPU, on the host"
     COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/scripts/gpu_benches ${CMAKE_BINARY_DIR})
-  set_tests_properties("bench: products and steps of a GPU, on the host" PROPERTIES TIMEOUT 120)
+  set_tests_properties("bench: products and steps of a GPU, on the host" PROPERTIES TIMEOUT 600)
 endif()
 
 # libmtl_cuda.so's own objects, as gcc and nvcc have made them, over the same: kernels by the machine
