@@ -95,6 +95,12 @@ stage_attention() {
     printf 'not every row: %s\n' "$kernel"
     [[ $kernel == cudnn ]] || failed=yes
   done
+  # What is not taken by itself yet, in whole steps.
+  for kernel in own joint; do
+    printf 'MTL_ATTENTION=%s\n' "$kernel"
+    MTL_ATTENTION=$kernel MTL_DEVICE=cuda limited 40 "$from/bench/train_gpu" --no-parts \
+      "${models[@]}" || printf 'not every step: %s\n' "$kernel"
+  done
   [[ -z $failed ]]
 }
 
