@@ -28,13 +28,17 @@ struct SshAgent {
   explicit SshAgent(const Site& site)
       : socket((site / "agent.sock").string()),
         process({"/usr/bin/ssh-agent", "-D", "-a", socket}, site / "agent.log") {
-    REQUIRE(wait_until([&] { return std::filesystem::exists(socket); }));
+    // It gives 1 where there is no key. The socket is a file before anybody listens at it.
+    REQUIRE(wait_until([&] { return ssh_add("-l") == 1; }));
   }
-  bool add(const std::string& key) const {
-    return run_program({"/usr/bin/env", "SSH_AUTH_SOCK=" + socket, "/usr/bin/ssh-add", key}) == 0;
-  }
+  bool add(const std::string& key) const { return ssh_add(key) == 0; }
   const std::string socket;
   const Process process;
+
+ private:
+  int ssh_add(const std::string& argument) const {
+    return run_program({"/usr/bin/env", "SSH_AUTH_SOCK=" + socket, "/usr/bin/ssh-add", argument});
+  }
 };
 
 }  // namespace
