@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
@@ -10,11 +11,13 @@
 #include <stdexcept>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 
 #include <fmt/format.h>
@@ -40,14 +43,36 @@ bool is_free(int port) {
   return free;
 }
 
-// Below the ports that the kernel gives away.
-constexpr int kFirstPort = 24000, kPorts = 8000, kPortsOfOne = 37;
-int free_ports(int count) {
-  for (int attempt = 0; attempt < 200; ++attempt) {
-    const int base = kFirstPort + (getpid() * kPortsOfOne + attempt * 131) % kPorts;
-    bool free = true;
-    for (int i = 0; free && i < count; ++i) free = is_free(base + i);
-    if (free) return base;
+// Below the ports that the kernel gives away, in blocks.
+constexpr int kFirstPort = 24000, kBlocks = 216, kPortsOfOne = 37;
+
+// A socket by the name of a block, which one process of this machine's network has at a time: the
+// daemons take their ports a while after they were seen to be free. Nothing where another has it.
+Fd claim(int block) {
+  Fd claimed(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const std::string name = fmt::format("mtl-slurm-ports-{}", block);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  // In no folder: gone with its process.
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  if (bind(claimed.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) claimed.reset();
+  return claimed;
+}
+
+struct Ports {
+  int block = 0;
+  Fd claimed;
+  int first() const { return kFirstPort + block * kPortsOfOne; }
+};
+
+Ports free_ports(int count) {
+  for (int attempt = 0; attempt < kBlocks; ++attempt) {
+    Ports ports{.block = (getpid() + attempt) % kBlocks, .claimed = Fd()};
+    ports.claimed = claim(ports.block);
+    bool free = bool(ports.claimed);
+    for (int i = 0; free && i < count; ++i) free = is_free(ports.first() + i);
+    if (free) return ports;
   }
   throw std::runtime_error("no free ports for a SLURM");
 }
@@ -133,9 +158,11 @@ Slurm::Slurm(int nodes, const std::string& lines) : nodes_(nodes) {
   for (const char* folder : {"state", "log", "run", "work", "home"}) {
     fs::create_directories(dir_ / folder);
   }
-  const int port = free_ports(nodes + 1);
+  Ports ports = free_ports(nodes + 1);
+  const int port = ports.first();
+  ports_ = std::move(ports.claimed);
   // Below 4000, so that their ports (20000 and more) are below those of the daemons.
-  first_job_ = 1 + (port - kFirstPort) / kPortsOfOne * 16;
+  first_job_ = 1 + ports.block * 16;
   const char* const user = geteuid() == 0 ? "root" : getenv("USER");
   std::ostringstream conf;
   conf << "ClusterName=mtltest\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=" << port

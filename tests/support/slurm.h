@@ -16,6 +16,7 @@
 #include <sys/types.h>
 
 #include "cluster/lab/command.h"
+#include "common/files.h"
 
 namespace mtl::test {
 
@@ -68,6 +69,7 @@ class Slurm {
 
   int nodes_ = 0;
   int first_job_ = 0;
+  Fd ports_;                              // as long as it is open they are ours
   std::map<std::string, pid_t> daemons_;  // "slurmctld", "n1" ...
   std::filesystem::path dir_;
   mutable int commands_ = 0;
