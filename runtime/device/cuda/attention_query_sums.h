@@ -12,8 +12,9 @@
 // have begun before it, which `begun` counts, and a block has its tiles in this order: so all that
 // a tile waits for have begun, or been done with, in whatever order the GPU starts blocks.
 //
-// A turn belongs to a warp, since the same lanes of every block have the same sums: nobody waits
-// for another warp. The block on the diagonal is the last one, and writes dQ itself.
+// Where warps add, a turn belongs to a warp, since the same lanes of every block have the same sums:
+// nobody waits for another warp. Where the copy engine adds (attention_backward_joint_warpgroups.cu),
+// to a tile. The block on the diagonal is the last one, and writes dQ itself.
 #pragma once
 
 #include "runtime/device/cuda/attention_panels.h"
@@ -26,7 +27,7 @@ inline constexpr int kSumsOfOctet = 4 * static_cast<int>(kWarp);
 
 struct QuerySums {
   float* sums = nullptr;      // [batch heads, tiles, warps, octet, lane, 4]: as the lanes have them
-  unsigned* turns = nullptr;  // [batch heads, tiles, warps]: how many have added
+  unsigned* turns = nullptr;  // [batch heads, tiles (, warps)]: how many have added
   unsigned* begun = nullptr;  // how many tiles of keys
   int tiles = 0;              // of a head's queries
 };
