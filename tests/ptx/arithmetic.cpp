@@ -101,7 +101,7 @@ Handler find_arithmetic(const Opcode& opcode, Instruction& instruction) {
   if (const Handler found = find_predicate(opcode)) return found;
   if (const Handler found = find_move(opcode, instruction)) return found;
   if (const Handler found = find_choice(opcode, instruction)) return found;
-  if (const Handler found = find_conversion(opcode)) return found;
+  if (const Handler found = find_conversion(opcode, instruction)) return found;
   if (const Handler found = find_integer(opcode)) return found;
   if (const Handler found = find_bits(opcode)) return found;
   if (opcode[0] == "fma" && has(opcode, "rm") && opcode.back() == "f32") {

@@ -159,6 +159,8 @@ TEST_CASE("ptx arithmetic: moves and conversions") {
   CHECK(computed("mov.b64 {%r5, %r4}, %rd1", 0x200000001) == 2);
   CHECK(computed("cvt.s64.s32 %rd4, %r1", 0xffffffff) == ~uint64_t{0});
   CHECK(computed("cvt.u64.u32 %rd4, %r1", 0xffffffff) == 0xffffffff);
+  CHECK(computed("cvt.s64.s32 %rd4, %rd1", 0x180000001) == 0xffffffff80000001);
+  CHECK(computed("cvt.u64.u16 %rd4, %rd1", 0x180000001) == 1);
   CHECK(computed("cvt.u16.u32 %rs4, %r1", 0x12345678) == 0x5678);
   CHECK(computed("cvt.rn.f32.s32 %f4, %r1", static_cast<uint32_t>(-3)) == bits(-3.0f));
   CHECK(computed("cvt.rn.f32.s32 %f4, %r1", 16777217) == bits(16777216.0f));

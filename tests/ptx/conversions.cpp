@@ -107,7 +107,7 @@ Handler find_move(const Opcode& opcode, Instruction& instruction) {
   return nullptr;
 }
 
-Handler find_conversion(const Opcode& opcode) {
+Handler find_conversion(const Opcode& opcode, const Instruction& instruction) {
   if (opcode[0] == "cvta") {
     // Global addresses are the generic ones; the windows of the others begin where machine.h says.
     if (opcode.size() != 3 && opcode.size() != 4) return nullptr;
@@ -164,9 +164,19 @@ Handler find_conversion(const Opcode& opcode) {
   if (to == "f32" && from == "bf16") {
     return of<float, uint16_t>([](uint16_t a) { return bf16_to_float(a); });
   }
+  const bool wide = instruction.operands.size() > 1 && instruction.operands[1].file == File::wide;
   return by_type(to, [&](auto* t) -> Handler {
     return by_type(from, [&](auto* f) -> Handler {
-      return converting<MTL_PTX_TYPE(t), MTL_PTX_TYPE(f)>(opcode);
+      using To = MTL_PTX_TYPE(t);
+      using From = MTL_PTX_TYPE(f);
+      if constexpr (std::is_integral_v<From> && sizeof(From) < 8) {
+        // A wider register than the type says: its lower bits.
+        if (wide) {
+          if (std::is_floating_point_v<To>) return nullptr;
+          return of<To, uint64_t>([](uint64_t a) { return static_cast<To>(static_cast<From>(a)); });
+        }
+      }
+      return converting<To, From>(opcode);
     });
   });
 }

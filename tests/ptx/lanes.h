@@ -109,6 +109,7 @@ Handler find_bits(const Opcode& opcode);                              // integer
 Handler find_choice(const Opcode& opcode, Instruction& instruction);  // choices.cpp
 Handler find_predicate(const Opcode& opcode);                         // choices.cpp
 Handler find_move(const Opcode& opcode, Instruction& instruction);    // conversions.cpp
-Handler find_conversion(const Opcode& opcode);                        // conversions.cpp
+// conversions.cpp
+Handler find_conversion(const Opcode& opcode, const Instruction& instruction);
 
 }  // namespace mtl::ptx
