@@ -27,20 +27,23 @@ struct RowChunks {
   int64_t rows, count;
 };
 
-// Of sums over the rows of a matrix: at least 32 rows; with few columns more chunks, so that a GPU
-// has enough blocks.
+// Of sums over the rows of a matrix: at least 32 rows. A block has 256 columns of a chunk, in 16
+// bits, and a GPU's multiprocessors have room for about 512 of them: so that all begin at once, and
+// few sums are left to add.
 inline RowChunks column_chunks(int64_t rows, int64_t cols) {
-  return RowChunks(rows, 32, std::clamp<int64_t>((int64_t{1} << 18) / cols, 64, 1024));
+  return RowChunks(rows, 32, std::max<int64_t>(1, 512 / divide_up(cols, 256)));
 }
 inline int64_t column_sums(int64_t rows, int64_t cols) {
   return column_chunks(rows, cols).count * cols * 4;
 }
-// Gamma's sums and beta's.
-inline RowChunks norm_chunks(int64_t rows) {
-  return RowChunks(rows, 32, 256);
+// Gamma's sums and beta's. A block has a chunk, and is the narrower the fewer columns there are.
+inline RowChunks norm_chunks(int64_t rows, int64_t cols) {
+  int64_t most = 256;
+  while (most < 2048 && most * cols <= (int64_t{1} << 18)) most *= 2;
+  return RowChunks(rows, 32, most);
 }
 inline int64_t norm_backward(int64_t rows, int64_t cols) {
-  return norm_chunks(rows).count * 2 * cols * 4;
+  return norm_chunks(rows, cols).count * 2 * cols * 4;
 }
 inline RowChunks head_norm_chunks(int64_t rows) {
   return RowChunks(rows, 32, 1024);

@@ -11,7 +11,8 @@ __device__ inline uint32_t magnitude_bits(float x) {
   return word_of(x) & 0x7fffffffu;
 }
 
-// The largest of a block's values, on thread 0. Once in a kernel, by all threads of the block.
+// The largest of a block's values, on thread 0. Once in a kernel, by all threads of the block,
+// which has kThreads at most.
 template <int kThreads>
 __device__ inline uint32_t block_max(uint32_t value) {
   constexpr int kWarpsOfBlock = kThreads / static_cast<int>(kWarp);
@@ -21,7 +22,9 @@ __device__ inline uint32_t block_max(uint32_t value) {
   }
   if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = value;
   __syncthreads();
-  for (int w = 0; w < kWarpsOfBlock; ++w) value = max(value, shared[w]);
+  for (unsigned w = 0; w < kWarpsOfBlock; ++w) {
+    if (w * kWarp < blockDim.x) value = max(value, shared[w]);
+  }
   return value;
 }
 
@@ -37,23 +40,16 @@ class Amax {
     if (amax_ == nullptr) return;
     for (int k = 0; k < N; ++k) largest_ = max(largest_, magnitude_bits(values.at[k]));
   }
-  // Behind the last element, by all threads of the block.
+  // Behind the last element, by all threads of the block, kThreads at most.
   template <int kThreads>
   __device__ void finish() const {
     if (amax_ == nullptr) return;
     const uint32_t largest = block_max<kThreads>(largest_);
     if (threadIdx.x == 0)
-      atomicMax(amax_, magnitude_bits(to_float(from_float<T>(as_float(largest)))));
+      atomicMax(amax_, magnitude_bits(to_float(from_float<T>(float_of(largest)))));
   }
 
  private:
-  __device__ static float as_float(uint32_t bits) {
-#if defined(__CUDACC__)
-    return __uint_as_float(bits);
-#else
-    return __builtin_bit_cast(float, bits);
-#endif
-  }
   uint32_t* amax_;
   uint32_t largest_ = 0;
 };

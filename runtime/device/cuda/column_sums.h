@@ -6,9 +6,30 @@
 
 namespace mtl::cuda {
 
-// partials[(chunk * kOutputs + o) * cols + column] = the sums of what source.add<N>(row, column,
-// sums) adds for the chunk's rows: warp w takes rows w, w + 8, ..., and the warps are added in
-// order. `cols` is a multiple of N.
+// use(load(i)) for i = first, first + step, ... below `end`, in order, with kAhead loads under way.
+// (Of a loop that is merely unrolled ptxas asks for four or five loads, uses them, and then for the
+// others.)
+template <int kAhead, typename Load, typename Use>
+__device__ inline void each_ahead(int first, int end, int step, Load load, Use use) {
+  decltype(load(first)) coming[kAhead] = {};
+  MTL_UNROLL_ALL
+  for (int k = 0; k < kAhead; ++k) {
+    if (first + k * step < end) coming[k] = load(first + k * step);
+  }
+  for (; first < end; first += kAhead * step) {
+    MTL_UNROLL_ALL
+    for (int k = 0; k < kAhead; ++k) {
+      const int i = first + k * step;
+      if (i < end) use(coming[k]);
+      if (i + kAhead * step < end) coming[k] = load(i + kAhead * step);
+    }
+  }
+}
+
+// partials[(chunk * kOutputs + o) * cols + column] = the sums of what source.add<N>() adds to
+// `sums` of source.load<N>(row, column) for the chunk's rows, which source.from(its first row)
+// counts from 0: warp w takes rows w, w + 8, ..., and the warps are added in order. `cols` is a
+// multiple of N.
 template <int N, int kOutputs, typename Source>
 __global__ void __launch_bounds__(kBlock)
     column_sums_kernel(Source source, int64_t rows, int64_t cols, int64_t rows_per_chunk,
@@ -17,15 +38,17 @@ __global__ void __launch_bounds__(kBlock)
   alignas(16) __shared__ float shared[kOutputs][kWarps][kWidth];
   const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int64_t first_column = int64_t{blockIdx.x} * kWidth;
-  const int64_t column = first_column + lane * N;
+  const auto column = static_cast<int>(first_column + lane * N);
   const int64_t begin = int64_t{blockIdx.y} * rows_per_chunk;
-  const int64_t end = min(begin + rows_per_chunk, rows);
+  const auto count = static_cast<int>(min(rows_per_chunk, rows - begin));
   Floats<N> sums[kOutputs];
   if (column < cols) {
-    MTL_UNROLL(4)
-    for (int64_t row = begin + warp; row < end; row += kWarps) {
-      source.template add<N>(row, column, sums);
-    }
+    const Source here = source.from(begin);
+    // With four blocks of a multiprocessor 64 KB under way, or more.
+    each_ahead<4>(
+        static_cast<int>(warp), count, kWarps,
+        [&](int row) { return here.template load<N>(row, column); },
+        [&](const auto& loaded) { here.add(loaded, sums); });
   }
   // 16 bytes at once: of single ones the lanes' addresses are N apart, N to a bank.
   constexpr int kAtOnce = N < 4 ? N : 4;

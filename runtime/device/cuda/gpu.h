@@ -29,13 +29,14 @@ using Stream = CUstream_st*;
 
 void check(cudaError_t error, const char* what);  // throws Error "device.cuda"
 
-// Enqueues kernel<<<grid, block, shared_bytes, stream>>>(arguments...). Above 48 KiB of dynamic
-// shared memory the kernel's limit is raised first.
+// Enqueues kernel<<<grid, block, shared_bytes, stream>>>(arguments...). Above 48 KiB of shared
+// memory the kernel's limit is raised first; up to 16 of them may be its own, which are not asked
+// for here.
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
             Stream stream, Arguments&&... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  if (shared_bytes > (48u << 10)) {
+  if (shared_bytes > (32u << 10)) {
     check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(shared_bytes)),

@@ -22,8 +22,12 @@
 #if defined(__CUDACC__)
 #define MTL_PRAGMA(text) _Pragma(#text)
 #define MTL_UNROLL(times) MTL_PRAGMA(unroll times)
+// Whole, where an array of registers is gone through: of a loop of one turn a number would become
+// that of the loop in it.
+#define MTL_UNROLL_ALL MTL_PRAGMA(unroll)
 #else
 #define MTL_UNROLL(times)
+#define MTL_UNROLL_ALL
 #endif
 
 namespace mtl::cuda {
@@ -141,6 +145,13 @@ __device__ inline uint32_t word_of(float x) {
   return __builtin_bit_cast(uint32_t, x);
 #endif
 }
+__device__ inline float float_of(uint32_t word) {
+#if defined(__CUDACC__)
+  return __uint_as_float(word);
+#else
+  return __builtin_bit_cast(float, word);
+#endif
+}
 
 template <int N, typename T>
 __device__ inline void store(T* to, const Floats<N>& values) {
@@ -161,6 +172,46 @@ __device__ inline void store(T* to, const Floats<N>& values) {
       store_words(to + first, words);
     }
   }
+}
+
+// Of two bf16 in a word each is one instruction away; element by element nvcc takes three.
+template <typename T, int N>
+__device__ inline Floats<N> widened(Pack<T, N> pack) {
+  Floats<N> result;
+  if constexpr (std::is_same_v<T, Bf16> && N % 2 == 0) {
+    uint32_t words[N / 2];
+    memcpy(words, &pack, sizeof words);
+    for (int k = 0; k < N; k += 2) {
+      result.at[k] = float_of(words[k / 2] << 16);
+      result.at[k + 1] = float_of(words[k / 2] & 0xffff0000u);
+    }
+  } else {
+    for (int k = 0; k < N; ++k) result.at[k] = to_float(pack.at[k]);
+  }
+  return result;
+}
+// What store() writes, and that written.
+template <typename T, int N>
+__device__ inline Pack<T, N> rounded(const Floats<N>& values) {
+  constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));
+  uint32_t words[N / kPerWord];
+  for (int k = 0; k < N; k += kPerWord) {
+    if constexpr (kPerWord == 2) {
+      words[k / 2] = pack_two<T>(values.at[k], values.at[k + 1]);
+    } else {
+      words[k] = word_of(values.at[k]);
+    }
+  }
+  Pack<T, N> result;
+  static_assert(sizeof result == sizeof words);
+  memcpy(&result, words, sizeof words);
+  return result;
+}
+template <typename T, int N>
+__device__ inline void store_pack(T* to, const Pack<T, N>& pack) {
+  uint32_t words[sizeof pack / 4];
+  memcpy(words, &pack, sizeof words);
+  store_words(to, words);
 }
 
 // op.at<N>(i) for every pack, op.at<1>(i) for what is left behind the last.

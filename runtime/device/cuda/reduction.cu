@@ -29,10 +29,10 @@ __global__ void __launch_bounds__(kBlock)
   const int64_t column = int64_t{blockIdx.x} * kWarp + lane;
   double sum = 0;
   if (column < cols) {
-    MTL_UNROLL(8)
-    for (int64_t i = begin; i < end; ++i) {
-      sum += static_cast<double>(partials[i * stride + column]);
-    }
+    each_ahead<16>(
+        static_cast<int>(begin), static_cast<int>(end), 1,
+        [&](int i) { return partials[i * stride + column]; },
+        [&](float partial) { sum += static_cast<double>(partial); });
   }
   shared[warp][lane] = sum;
   __syncthreads();
@@ -45,10 +45,15 @@ __global__ void __launch_bounds__(kBlock)
 template <typename T>
 struct Rows {
   const T* x;
-  int64_t cols;
+  int cols;
+  __device__ Rows from(int64_t row) const { return {x + row * cols, cols}; }
   template <int N>
-  __device__ void add(int64_t row, int64_t column, Floats<N> (&sums)[1]) const {
-    const Floats<N> values = load<N>(x + row * cols + column);
+  __device__ Pack<T, N> load(int row, int column) const {
+    return *reinterpret_cast<const Pack<T, N>*>(x + int64_t{row} * cols + column);
+  }
+  template <int N>
+  __device__ void add(const Pack<T, N>& loaded, Floats<N> (&sums)[1]) const {
+    const Floats<N> values = widened(loaded);
     for (int k = 0; k < N; ++k) sums[0].at[k] += values.at[k];
   }
 };
@@ -227,8 +232,8 @@ void bias_grad(Queue& queue, Tensor dy, Tensor db, bool accumulate) {
     using T = decltype(type);
     const bool packs = aligned({dy.data}) && cols % kPackOf<T> == 0;
     with_pack<kPackOf<T>>(packs, [&](auto pack) {
-      column_sums<decltype(pack)::value, 1>(queue, Rows<T>{dy.as<const T>(), cols}, rows, cols,
-                                            chunks, partials);
+      column_sums<decltype(pack)::value, 1>(
+          queue, Rows<T>{dy.as<const T>(), static_cast<int>(cols)}, rows, cols, chunks, partials);
     });
   });
   combine(queue, partials, chunks.count, cols, cols, db.as<float>(), accumulate);

@@ -56,23 +56,21 @@ TEST_CASE("cuda: norms of rows around every width that changes the kernel") {
   struct Shape {
     int64_t rows, cols;
   };
-  // A warp holds 512 (f32) or 1,024 elements, a block 2,048 / 4,096, then 4,096 / 8,192; backward a
-  // warp 384 / 768, two 512 / 1,024, four 1,024 / 2,048, a block 2,048 / 4,096 and 4,096 / 8,192.
-  // One column less or more takes the path without packs.
+  // A thread has one pack up to 1,024 (f32) or 2,048 columns, then two, from 2,048 / 4,096 on in a
+  // block of twice the threads, and of rows beyond 4,096 / 8,192 none. One column less or more
+  // takes the path without packs. Rows that are no whole rounds, and several rounds of a block.
   for (const Shape shape : {Shape{300, 8},
                             {70, 384},
-                            {70, 392},
-                            {19, 512},
-                            {19, 516},
                             {37, 768},
-                            {37, 776},
+                            {19, 776},
                             {18, 1024},
                             {17, 1025},
                             {9, 1032},
+                            {70, 1600},
                             {9, 2048},
-                            {9, 2056},
+                            {35, 2056},
                             {3, 4096},
-                            {3, 4104},
+                            {7, 4104},
                             {2, 8192},
                             {2, 8200},
                             {2, 16392},
@@ -120,7 +118,7 @@ TEST_CASE("cuda: norms of rows around every width that changes the kernel") {
 
 TEST_CASE("cuda: sums over more rows than there are chunks of the least size") {
   for (const DType type : {DType::f32, DType::bf16}) {
-    for (const int64_t rows : {31, 32, 33, 8193, 9000}) {
+    for (const int64_t rows : {31, 32, 33, 16385, 65600}) {
       INFO(rows << " rows");
       const int64_t cols = 8;
       check_like_cpu(type, 2e-5, [&](Device& device, std::mt19937& random) -> Outputs {
