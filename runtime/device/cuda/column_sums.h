@@ -16,6 +16,13 @@ __device__ inline void each_ahead(int first, int end, int step, Load load, Use u
   for (int k = 0; k < kAhead; ++k) {
     if (first + k * step < end) coming[k] = load(first + k * step);
   }
+  for (; first + (2 * kAhead - 1) * step < end; first += kAhead * step) {  // nothing to ask
+    MTL_UNROLL_ALL
+    for (int k = 0; k < kAhead; ++k) {
+      use(coming[k]);
+      coming[k] = load(first + (kAhead + k) * step);
+    }
+  }
   for (; first < end; first += kAhead * step) {
     MTL_UNROLL_ALL
     for (int k = 0; k < kAhead; ++k) {
@@ -31,7 +38,7 @@ __device__ inline void each_ahead(int first, int end, int step, Load load, Use u
 // counts from 0: warp w takes rows w, w + 8, ..., and the warps are added in order. `cols` is a
 // multiple of N.
 template <int N, int kOutputs, typename Source>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, kOutputs == 1 ? 4 : 2)
     column_sums_kernel(Source source, int64_t rows, int64_t cols, int64_t rows_per_chunk,
                        float* partials) {
   constexpr int kWidth = static_cast<int>(kWarp) * N;
@@ -44,7 +51,7 @@ __global__ void __launch_bounds__(kBlock)
   Floats<N> sums[kOutputs];
   if (column < cols) {
     const Source here = source.from(begin);
-    // With four blocks of a multiprocessor 64 KB under way, or more.
+    // With four blocks of a multiprocessor 64 KB are under way.
     each_ahead<4>(
         static_cast<int>(warp), count, kWarps,
         [&](int row) { return here.template load<N>(row, column); },
