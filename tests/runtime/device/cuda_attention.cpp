@@ -163,6 +163,8 @@ TEST_CASE("attention: blocks that wait for one another add in their order") {
        {shape(1, 900, 2, 1, 64), with_alibi(shape(2, 520, 2, 1, 64, 0.1f)),
         with_window(shape(1, 700, 2, 2, 128), 300), shape(1, 520, 4, 1, 128)}) {
     for (const Engine& engine : {kHopper, kHopperJoint}) {
+      // Each by the heads that it is for.
+      if (kSanitized && (engine.kind == Engine::hopper_joint) != (s.head_dim == 128)) continue;
       CAPTURE(engine.name());
       CAPTURE(s.head_dim);
       const Run want = run(s, DType::bf16, 1, engine);
