@@ -72,27 +72,6 @@ struct JointShape {
                                          kStages * kStatsBytes + sizeof(Barriers);
 };
 
-template <typename T, int kDim>
-__device__ inline void multiply_gradients_of(float (&dq)[kSumOctets][4], uint32_t gradients,
-                                             uint32_t keys, int consumer) {
-  using Shape = JointShape<kDim>;
-  using Tile = Panels<kDim>;
-  // Heads of 64: its half of the queries. Of 128: all of them, its half of the columns.
-  const auto part = static_cast<unsigned>(consumer);
-  const uint64_t left =
-      columns_operand<64>(gradients + (kDim == 64 ? part * kGradientPanel : 0), kGradientPanel);
-  const uint64_t right = columns_operand<64>(
-      keys + (kDim == 64 ? 0 : part * Tile::panel_bytes(kRows)), Tile::panel_bytes(kRows));
-  products_begin();
-  MTL_UNROLL()
-  for (unsigned k = 0; k < Shape::kKeys; k += 16) {
-    multiply_columns<T>(dq, descriptor::behind(left, k * 128),
-                        descriptor::behind(right, k / kRows * Shape::kOwnKeys + k % kRows * 128),
-                        k > 0);
-  }
-  products_issued();
-}
-
 // A warp's 16 x 64 of a tile's dQ go into its part of the room as its lanes have them; the last
 // block finds there what the others have added, and writes dQ.
 template <typename T, int kDim>
@@ -207,37 +186,24 @@ __global__ void __launch_bounds__(kThreads, 1)
           break;
         }
         const KeyTile<Shape> tile = key_tile_of<Shape, kLimited>(w, order, number);
-        const int key_head = w.heads + tile.place.kv, value_head = key_head + w.kv_heads;
-        arrive_expecting(keys_full, Shape::kKeyTile);
-        unsigned char* const to = keys + static_cast<unsigned>(key_stage) * Shape::kKeyTile;
-        for (int i = 0; i < kConsumers; ++i) {
-          const int row = tile.first + i * kRows;
-          copy_rows<kDim, kRows>(to + i * Shape::kOwnKeys, qkv, keys_full, key_head, row,
-                                 tile.sequence);
-          copy_rows<kDim, kRows>(to + (kConsumers + i) * Shape::kOwnKeys, qkv, keys_full,
-                                 value_head, row, tile.sequence);
-        }
+        bring_key_tile<kDim>(w, tile, qkv,
+                             keys + static_cast<unsigned>(key_stage) * Shape::kKeyTile,
+                             Shape::kOwnKeys, keys_full);
         int member = 0, query_tile = tile.last_tile;
         for (const int end = next + tile.count; next < end; ++next) {
           const int stage = next % Shape::kStages, q = query_tile * Shape::kQueries;
-          const int head = tile.place.head + member;
-          int first_of_all = 0;
-          if constexpr (kLimited) first_of_all = first_seen(w, tile.place.row, q) / Shape::kKeys;
-          const int before = tile.index - first_of_all;
-          const int last_of_all = min((q + Shape::kQueries - 1) / Shape::kKeys, order.tiles - 1);
-          const bool is_last = tile.index == last_of_all;
+          const auto [before, is_last] =
+              adding_order<Shape, kLimited>(w, order, tile.place.row, tile.index, q);
           unsigned& before_in_room = waited[next % Shape::kRooms];
-          const QueryStep step = {tile.place.of_all + member, head, q, before, is_last,
-                                  before_in_room % 2};
+          const QueryStep step = {
+              tile.place.of_all + member, tile.place.head + member, q, before, is_last,
+              before_in_room % 2};
           if (step.waits()) ++before_in_room;
           tell(next, step);
           Barrier& full = barriers.queries.begin(next, 2 * Shape::kTile + Shape::kStatsBytes);
-          copy_rows<kDim, Shape::kQueries>(queries + stage * Shape::kTile, qkv, full, head, q,
-                                           tile.sequence);
-          copy_rows<kDim, Shape::kQueries>(douts + stage * Shape::kTile, dout, full, head, q,
-                                           tile.sequence);
-          copy_bytes(stats + stage * Shape::kQueries / 2,
-                     stats_from(w, tile.place.of_all + member, q), Shape::kStatsBytes, full);
+          bring_query_tile<kDim>(w, tile, member, q, qkv, dout, queries + stage * Shape::kTile,
+                                 douts + stage * Shape::kTile, stats + stage * Shape::kQueries / 2,
+                                 full);
           if (++member == w.group) {
             member = 0;
             --query_tile;
@@ -304,9 +270,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       float dq[1][kSumOctets][4];
       const auto issue_dq = [&](int i) {
         barriers.gradients.wait_for(i);
-        multiply_gradients_of<T, kDim>(
+        multiply_gradients<T, kDim>(
             dq[0], shared_address(gradients) + static_cast<unsigned>(i % 2) * Shape::kGradients,
-            keys_at, consumer.index);
+            keys_at, Shape::kOwnKeys, consumer.index);
       };
       const auto hand_over_dq = [&](int i) {
         barriers.gradients.done_with(i);

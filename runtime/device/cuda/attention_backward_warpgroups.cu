@@ -202,27 +202,16 @@ __global__ void __launch_bounds__(kThreads, 1)
           break;
         }
         const KeyTile<Shape> tile = key_tile_of<Shape, kLimited>(w, order, number);
-        const int key_head = w.heads + tile.place.kv, value_head = key_head + w.kv_heads;
-        arrive_expecting(keys_full, 2 * kConsumers * Tile::tile_bytes(kRows));
-        unsigned char* const to = keys + static_cast<unsigned>(key_stage) * Shape::kKeyTile;
-        for (int i = 0; i < kConsumers; ++i) {
-          const int row = tile.first + i * kRows;
-          copy_rows<kDim, kRows>(to + i * Tile::kOwnBytes, qkv, keys_full, key_head, row,
-                                 tile.sequence);
-          copy_rows<kDim, kRows>(to + (kConsumers + i) * Tile::kOwnBytes, qkv, keys_full,
-                                 value_head, row, tile.sequence);
-        }
+        bring_key_tile<kDim>(w, tile, qkv,
+                             keys + static_cast<unsigned>(key_stage) * Shape::kKeyTile,
+                             Tile::kOwnBytes, keys_full);
         int member = 0, query_tile = tile.last_tile;
         for (int i = before; i < before + tile.count; ++i) {
           const int stage = i % Shape::kStages, q = query_tile * Shape::kQueries;
-          const int head = tile.place.head + member;
           Barrier& full = barriers.queries.begin(i, 2 * Shape::kTile + Shape::kStatsBytes);
-          copy_rows<kDim, Shape::kQueries>(queries + stage * Shape::kTile, qkv, full, head, q,
-                                           tile.sequence);
-          copy_rows<kDim, Shape::kQueries>(douts + stage * Shape::kTile, dout, full, head, q,
-                                           tile.sequence);
-          copy_bytes(stats + stage * Shape::kQueries / 2,
-                     stats_from(w, tile.place.of_all + member, q), Shape::kStatsBytes, full);
+          bring_query_tile<kDim>(w, tile, member, q, qkv, dout, queries + stage * Shape::kTile,
+                                 douts + stage * Shape::kTile, stats + stage * Shape::kQueries / 2,
+                                 full);
           if (++member == w.group) {
             member = 0;
             --query_tile;
@@ -293,8 +282,8 @@ __global__ void __launch_bounds__(kThreads, 1)
           written_for_products();
           sync_some(kAllConsumers, kConsumerThreads);
           float dq[kSumOctets][4];
-          multiply_gradients<T>(dq, shared_address(gradients_at), shared_address(both_keys),
-                                consumer.index);
+          multiply_gradients<T, kDim>(dq, shared_address(gradients_at), shared_address(both_keys),
+                                      Tile::kOwnBytes, consumer.index);
           multiply_sums<T, kDim>(dk[0], ds, queries_at);
           products_wait<1>();
           hold(dv[0]);
@@ -302,13 +291,11 @@ __global__ void __launch_bounds__(kThreads, 1)
           const int64_t at =
               (place.of_all * query_sums.tiles + q / Shape::kQueries) * kConsumerWarps +
               consumer.index * 4 + consumer.warp;
-          int first_of_all = 0;
-          if constexpr (kLimited) first_of_all = first_seen(w, place.row, q) / Shape::kKeys;
-          const int last_of_all = min((q + Shape::kQueries - 1) / Shape::kKeys, order.tiles - 1);
-          const bool is_last = own.index == last_of_all;
+          const auto [before, is_last] =
+              adding_order<Shape, kLimited>(w, order, place.row, own.index, q);
           turn = query_sums.turns + at;
-          add_to_queries<T>(w, place, consumer, q, query_sums.sums + at * kSumsOfWarp, turn,
-                            own.index - first_of_all, is_last, dq);
+          add_to_queries<T>(w, place, consumer, q, query_sums.sums + at * kSumsOfWarp, turn, before,
+                            is_last, dq);
           if (is_last) turn = nullptr;
         } else {
           multiply_sums<T, kDim>(dk[0], ds, queries_at);

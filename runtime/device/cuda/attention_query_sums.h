@@ -12,16 +12,17 @@
 // have begun before it, which `begun` counts, and a block has its tiles in this order: so all that
 // a tile waits for have begun, or been done with, in whatever order the GPU starts blocks.
 //
-// Where warps add, a turn belongs to a warp, since the same lanes of every block have the same sums:
-// nobody waits for another warp. Where the copy engine adds (attention_backward_joint_warpgroups.cu),
-// to a tile. The block on the diagonal is the last one, and writes dQ itself.
+// Where warps add, a turn belongs to a warp, since the same lanes of every block have the same
+// sums: nobody waits for another warp. Where the copy engine adds
+// (attention_backward_joint_warpgroups.cu), to a tile. The block on the diagonal is the last one,
+// and writes dQ itself.
 #pragma once
 
 #include "runtime/device/cuda/attention_panels.h"
 
 namespace mtl::cuda::warpgroups {
 
-// Heads of 64: a consumer has half of a tile's queries, 64 x 64 sums.
+// Of a tile a consumer has 64 x 64 sums.
 inline constexpr int kSumOctets = 8, kSumsOfWarp = 16 * 64;
 inline constexpr int kSumsOfOctet = 4 * static_cast<int>(kWarp);
 
@@ -104,21 +105,24 @@ __device__ inline void write_gradients(unsigned char* tile, const Consumer& cons
   }
 }
 
-// Issues dq = dS K for the consumer's part: `gradients` as written above, by all, and the keys as
-// the copy engine has left them, kRows of them per consumer.
-template <typename T>
+// Issues dq = dS K for a consumer's part: with heads of 64 its half of the queries, with heads of
+// 128 all of them and its half of the columns. `gradients` as written above, by all, and the keys
+// as the copy engine has left them, kRows of them per consumer, own_bytes apart.
+template <typename T, int kDim>
 __device__ inline void multiply_gradients(float (&dq)[kSumOctets][4], uint32_t gradients,
-                                          uint32_t keys, int consumer) {
-  using Tile = Panels<64>;
-  const uint64_t left = columns_operand<64>(
-      gradients + static_cast<unsigned>(consumer) * kGradientPanel, kGradientPanel);
-  const uint64_t right = columns_operand<64>(keys, Tile::panel_bytes(kRows));
+                                          uint32_t keys, unsigned own_bytes, int consumer) {
+  static_assert(kDim == 64 || kDim == 128);
+  constexpr unsigned kPanelBytes = Panels<kDim>::panel_bytes(kRows);
+  const auto part = static_cast<unsigned>(consumer);
+  const uint64_t left =
+      columns_operand<64>(gradients + (kDim == 64 ? part * kGradientPanel : 0), kGradientPanel);
+  const uint64_t right =
+      columns_operand<64>(keys + (kDim == 64 ? 0 : part * kPanelBytes), kPanelBytes);
   products_begin();
   MTL_UNROLL()
   for (unsigned k = 0; k < kConsumers * kRows; k += 16) {
     multiply_columns<T>(dq, descriptor::behind(left, k * 128),
-                        descriptor::behind(right, k / kRows * Tile::kOwnBytes + k % kRows * 128),
-                        k > 0);
+                        descriptor::behind(right, k / kRows * own_bytes + k % kRows * 128), k > 0);
   }
   products_issued();
 }
