@@ -20,6 +20,7 @@
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "median.h"
 #include "peers/rounds.h"
 #include "rendezvous/store.h"
 #include "runtime/comm/shm/shm_world.h"
@@ -142,11 +143,6 @@ std::vector<Command> mpi_ranks(const Contestant& who, int size, int) {
   return {command};
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 double copy_rate() {
   std::vector<char> from(64 << 20, 1), to(64 << 20, 2);
   double best = 0;
@@ -198,13 +194,13 @@ int main(int argc, char** argv) try {
   }
   fmt::print("all_reduce, f32, {} ranks, median of {} rounds, microseconds\n", size, rounds);
   fmt::print("calibration, one thread: memcpy {:.1f} GB/s, f32 matmul {:.0f} GFLOP/s\n{:<30}",
-             median(copies), median(matmuls), "");
+             median_of(copies), median_of(matmuls), "");
   for (const bench::Size& column : bench::kSizes) fmt::print(" {:>9} KiB", column.bytes >> 10);
   fmt::print("\n");
   for (const Contestant& who : contestants) {
     fmt::print("  {:<28}", who.name);
     if (who.times.empty()) fmt::print(" not installed");
-    for (const auto& [bytes, times] : who.times) fmt::print(" {:>13.1f}", median(times));
+    for (const auto& [bytes, times] : who.times) fmt::print(" {:>13.1f}", median_of(times));
     fmt::print("\n");
   }
   return 0;

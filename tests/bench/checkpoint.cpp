@@ -19,6 +19,7 @@
 #include <fmt/format.h>
 
 #include "common/files.h"
+#include "median.h"
 #include "runtime/device/cpu/threads.h"
 #include "runtime/engine/checkpoint_saver.h"
 #include "runtime/engine/trainer.h"
@@ -33,11 +34,6 @@ using Clock = std::chrono::steady_clock;
 
 double since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 // So that the next read is of the disk.
@@ -124,13 +120,13 @@ void disk(const fs::path& folder, int64_t mib, int rounds) {
   }
   fs::remove_all(run);
   const auto rate = [&](const std::vector<double>& seconds) {
-    return static_cast<double>(megabytes) / median(seconds);
+    return static_cast<double>(megabytes) / median_of(seconds);
   };
   const auto row = [&](const char* name, const std::vector<double>& seconds,
                        const std::vector<double>& peer) {
     std::vector<double> ratios;
     for (size_t i = 0; i < seconds.size(); ++i) ratios.push_back(peer[i] / seconds[i]);
-    fmt::print("| {} | {:.0f} | {:.2f} |\n", name, rate(seconds), median(ratios));
+    fmt::print("| {} | {:.0f} | {:.2f} |\n", name, rate(seconds), median_of(ratios));
   };
   fmt::print(
       "\n{} MiB, {} rounds, medians; a ratio is taken within its round\n\n"
@@ -198,12 +194,12 @@ void overlap(const fs::path& folder, int rounds, int threads) {
       fmt::print(stderr, "{}\n", outcome->failure->what);
       std::exit(1);
     }
-    alone.push_back(median(quiet));
-    overlapped.push_back(median(busy));
+    alone.push_back(median_of(quiet));
+    overlapped.push_back(median_of(busy));
     copies.push_back(outcome->copy_s);
     totals.push_back(outcome->total_s);
-    ratios.push_back(median(busy) / median(quiet));
-    with_copy.push_back(steps_of_save / static_cast<double>(busy.size()) / median(quiet));
+    ratios.push_back(median_of(busy) / median_of(quiet));
+    with_copy.push_back(steps_of_save / static_cast<double>(busy.size()) / median_of(quiet));
   }
   fs::remove_all(folder / "bench-overlap");
   fmt::print("\nbackground save of {:.0f} MB on {} threads, {} rounds, medians\n\n",
@@ -212,8 +208,8 @@ void overlap(const fs::path& folder, int rounds, int threads) {
       "| step alone | step while saving | ratio | copy (training waits) | save in all | "
       "steps and copy, of as many alone |\n|---|---|---|---|---|---|\n");
   fmt::print("| {:.0f} ms | {:.0f} ms | {:.3f} | {:.0f} ms | {:.0f} ms | {:.3f} |\n",
-             1e3 * median(alone), 1e3 * median(overlapped), median(ratios), 1e3 * median(copies),
-             1e3 * median(totals), median(with_copy));
+             1e3 * median_of(alone), 1e3 * median_of(overlapped), median_of(ratios),
+             1e3 * median_of(copies), 1e3 * median_of(totals), median_of(with_copy));
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "best_step.h"
+#include "median.h"
 #include "runtime/device/cpu/calibrate.h"
 #include "runtime/device/cpu/threads.h"
 #include "support/specs.h"
@@ -61,11 +62,6 @@ double tokens_per_s(const Settings& settings, const Row& row) {
   return static_cast<double>(plan.tokens_of_step(0)) / best;
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 void measure(const Settings& settings, const char* title, std::vector<Row> rows) {
   fmt::print("\n{}\n{:<44} {:>10} {:>9} {:>7}\n", title, "layout", "tokens/s", "of first", "bar");
   for (int round = 0; round < settings.rounds; ++round) {
@@ -76,8 +72,8 @@ void measure(const Settings& settings, const char* title, std::vector<Row> rows)
     for (size_t i = 0; i < row.tokens_per_s.size(); ++i) {
       ratios.push_back(row.tokens_per_s[i] / rows.front().tokens_per_s[i]);
     }
-    fmt::print("{:<44} {:>10.0f} {:>9.3f} {:>7}\n", row.name, median(row.tokens_per_s),
-               median(ratios), row.bar > 0 ? fmt::format("{:.2f}", row.bar) : "");
+    fmt::print("{:<44} {:>10.0f} {:>9.3f} {:>7}\n", row.name, median_of(row.tokens_per_s),
+               median_of(ratios), row.bar > 0 ? fmt::format("{:.2f}", row.bar) : "");
   }
   std::fflush(stdout);
 }

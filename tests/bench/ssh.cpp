@@ -18,6 +18,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#include "median.h"
 #include "ssh/loopback.h"
 
 namespace {
@@ -110,11 +111,6 @@ Cost in_a_process(const FleetOptions& options) {
   return cost;
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -148,7 +144,7 @@ int main(int argc, char** argv) {
       const auto of = [&](double Cost::*value) {
         std::vector<double> values;
         for (const Cost& cost : way.costs) values.push_back(cost.*value);
-        return median(values);
+        return median_of(values);
       };
       printf("%-10s %6d %10.3f %14.2f %14.1f", way.name, hosts, of(&Cost::wall_s),
              of(&Cost::cpu_ms) / hosts, of(&Cost::bytes) / hosts / 1024);

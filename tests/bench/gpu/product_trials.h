@@ -14,6 +14,8 @@
 #include <functional>
 #include <vector>
 
+#include "bench/median.h"
+
 namespace mtl::bench {
 
 // Below it one is as good as the other, and cuBLASLt's first stays.
@@ -23,12 +25,6 @@ inline constexpr double kNoises = 4;
 // Slower than the fastest by more than that alone, one is not tried under load. (On an H200 a
 // step's products took up to 14 % longer than alone.)
 inline constexpr double kTriedWithin = 0.15;
-
-inline double median_of(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // How a product's time under load is spent.
 struct LoadPlan {
