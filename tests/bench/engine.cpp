@@ -4,7 +4,6 @@
 // each round's ratio is taken within the round.
 //   build/bench/engine [rounds=3] [steps=1] [dtype=bf16] [seq=128] [micro-batches=16]
 //                      [tables=ranks,overlap]
-#include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <string>

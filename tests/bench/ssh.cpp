@@ -5,7 +5,6 @@
 // its own: CPU from its start to the last magic line (for OpenSSH that of all clients, until they
 // have ended), memory as resident bytes that the sessions add (for OpenSSH the private part of each
 // client). Median of the repetitions, the ways interleaved.
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
