@@ -1,15 +1,17 @@
 // Attention alone on one GPU: TFLOP/s forward and backward of each of our kernels and of cuDNN's,
 // on the forms of usual models.
-//   build/bench/attention_gpu [--tiny] [KERNEL ...]
-// Ends with 1 if a row could not be measured.
-// FLOPs are those of causal attention: a product of the lower triangle is batch heads dim seq^2,
-// two of them forward and five backward (the two that some of ours compute again do not count).
-// Medians over rounds of calls that the host waits for once. `own` is wgmma on Hopper, `split` the
-// same with two kernels for backward, `joint` with one, `mma` the kernel for every GPU.
+//   build/bench/attention_gpu [--tiny | --once] [KERNEL ...]
+// Ends with 1 if a row could not be measured. --once measures nothing: it calls each once, on two
+// of the forms, for a profiler that looks on. FLOPs are those of causal attention: a product of the
+// lower triangle is batch heads dim seq^2, two of them forward and five backward (the two that some
+// of ours compute again do not count). Medians over rounds of calls that the host waits for once.
+// `own` is wgmma on Hopper, `split` the same with two kernels for backward, `joint` with one, `mma`
+// the kernel for every GPU.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,6 +33,7 @@ constexpr Form kForms[] = {{32, 1024, 12, 12, 64}, {8, 1024, 25, 25, 64},  {4, 4
                            {8, 2048, 32, 32, 96},  {8, 1024, 32, 8, 128},  {4, 2048, 32, 8, 128},
                            {2, 4096, 32, 8, 128},  {1, 8192, 32, 32, 128}, {2, 8192, 32, 8, 128}};
 constexpr Form kTiny[] = {{1, 64, 2, 1, 64}};
+constexpr Form kOnce[] = {{32, 1024, 12, 12, 64}, {2, 8192, 32, 8, 128}};
 
 class Memory {
  public:
@@ -64,9 +67,9 @@ void fill(Device& device, Tensor x) {
   }
 }
 
-// Seconds of one call: the median of some rounds.
+// Seconds of one call: the median of some rounds, or the first call's.
 template <class Call>
-double seconds_of(Device& device, Call call) {
+double seconds_of(Device& device, bool once, Call call) {
   const auto round = [&](int calls) {
     device.synchronize();
     const auto begin = Clock::now();
@@ -74,6 +77,7 @@ double seconds_of(Device& device, Call call) {
     device.synchronize();
     return std::chrono::duration<double>(Clock::now() - begin).count() / calls;
   };
+  if (once) return round(1);
   round(1);
   const int calls = std::clamp(static_cast<int>(0.01 / round(1)), 1, 100);
   std::vector<double> times;
@@ -82,7 +86,7 @@ double seconds_of(Device& device, Call call) {
   return times[3];
 }
 
-void measure(const std::string& kernel, const Form& form) {
+void measure(const std::string& kernel, const Form& form, bool once) {
   setenv("MTL_ATTENTION", kernel.c_str(), 1);  // read when the device is opened
   MadeDevice made = make_device({});
   Device& device = *made.device;
@@ -100,10 +104,10 @@ void measure(const std::string& kernel, const Form& form) {
   const Memory lse(device, DType::f32, {form.batch * form.heads, form.seq});
   fill(device, qkv.view);
   fill(device, dout.view);
-  const double forward = seconds_of(device, [&] {
+  const double forward = seconds_of(device, once, [&] {
     device.attention_forward({shape, qkv.view, out.view, lse.view});
   });
-  const double backward = seconds_of(device, [&] {
+  const double backward = seconds_of(device, once, [&] {
     device.attention_backward({shape, qkv.view, out.view, lse.view, dout.view, dqkv.view});
   });
   const double product = static_cast<double>(form.batch * form.heads * form.head_dim) *
@@ -117,19 +121,22 @@ void measure(const std::string& kernel, const Form& form) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  bool tiny = false;
+  bool tiny = false, once = false;
   std::vector<std::string> kernels;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "--tiny") {
       tiny = true;
+    } else if (word == "--once") {
+      once = true;
     } else {
       kernels.push_back(word);
     }
   }
   if (kernels.empty()) kernels = {"mma", "cudnn", "split", "own", "joint"};
-  const std::vector<Form> forms = tiny ? std::vector<Form>(std::begin(kTiny), std::end(kTiny))
-                                       : std::vector<Form>(std::begin(kForms), std::end(kForms));
+  const std::span<const Form> forms = tiny   ? std::span<const Form>(kTiny)
+                                      : once ? std::span<const Form>(kOnce)
+                                             : std::span<const Form>(kForms);
   int code = 0;
   try {
     fmt::print("{}\n", make_device({}).description());
@@ -141,7 +148,7 @@ int main(int argc, char** argv) {
   for (const std::string& kernel : kernels) {
     for (const Form& form : forms) {
       try {
-        measure(kernel, form);
+        measure(kernel, form, once);
       } catch (const Error& error) {
         fmt::print("{:>3} {:>6} {:>5} {:>3} {:>4}  {:6} not measured: {}\n", form.batch, form.seq,
                    form.heads, form.kv_heads, form.head_dim, kernel,
