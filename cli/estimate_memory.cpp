@@ -108,7 +108,12 @@ std::string text_of(const ModelSource& source, const MemoryEstimate& estimate, i
       "all (arXiv 1910.02054).{}",
       compute == DType::f32 ? "weights 4, gradients 4, optimizer 8"
                             : "weights 2, gradients 2, optimizer 12 (fp32 weights, two moments)",
-      gpus, compute == DType::f32 ? "" : " mtl keeps gradients in fp32, as Megatron does."));
+      gpus,
+      compute == DType::f32 ? ""
+      : compute == DType::bf16
+          ? " mtl keeps gradients in fp32, as Megatron does, and of fp32 weights "
+            "the half that those in bf16 lack."
+          : " mtl keeps gradients in fp32, as Megatron does."));
   text += "With activations, and tensor and pipeline parallelism: mtl plan.\n";
   return text;
 }

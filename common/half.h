@@ -60,4 +60,22 @@ namespace mtl {
   return static_cast<uint16_t>(round_to_bf16(x) >> 16);
 }
 
+// An f32 in two halves of 16 bits: the upper one is a bf16, rounded to nearest, ties away from
+// zero; the lower one, as a signed number of the f32's last places, is what that lacks. Both
+// together are the f32, every bit of it (with ties to even they would not be: of a tie the lower
+// half does not say on which side it was). A NaN stays one of the same sign, in the bf16 too.
+struct F32Parts {
+  uint16_t bf16, rest;
+};
+[[maybe_unused]] static inline F32Parts parts_of_f32(float x) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
+  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  const uint32_t upper = nan ? bits | 0x400000u : bits + 0x8000u;
+  return {static_cast<uint16_t>(upper >> 16), static_cast<uint16_t>(nan ? 0 : bits)};
+}
+[[maybe_unused]] static inline float f32_of_parts(F32Parts parts) {
+  const uint32_t rest = (parts.rest ^ 0x8000u) - 0x8000u;  // with its sign
+  return __builtin_bit_cast(float, (static_cast<uint32_t>(parts.bf16) << 16) + rest);
+}
+
 }  // namespace mtl

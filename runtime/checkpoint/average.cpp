@@ -32,6 +32,7 @@ void store_double(DType dtype, double value, void* data, int64_t i) {
       return put(f32_to_bf16(narrow));
     case DType::i32:
     case DType::u8:
+    case DType::u16:
     case DType::f8_e4m3:
     case DType::f8_e5m2:
       break;

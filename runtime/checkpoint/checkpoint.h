@@ -42,7 +42,8 @@ struct CheckpointTensor {
   int64_t count = 0;
   std::function<void(int64_t at, int64_t n, void* to)> fetch = {};
   std::function<void(int64_t at, int64_t n, const void* from)> store = {};
-  bool optimizer = false;  // goes to the optim-* file
+  bool from_any_thread = false;  // these may be called
+  bool optimizer = false;        // goes to the optim-* file
 };
 
 // One rectangle as it lies on disk; the unit of verification.

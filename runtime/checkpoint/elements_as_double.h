@@ -30,6 +30,8 @@ inline double element_as_double(DType dtype, const void* data, int64_t i) {
       return static_cast<double>(at(int32_t{}));
     case DType::u8:
       return static_cast<double>(at(uint8_t{}));
+    case DType::u16:
+      return static_cast<double>(at(uint16_t{}));
     case DType::f8_e4m3:
       return static_cast<double>(e4m3_to_f32(at(uint8_t{})));
     case DType::f8_e5m2:

@@ -323,9 +323,10 @@ void CheckpointReader::read(CheckpointTensor& tensor) {
 }
 
 void CheckpointReader::read(std::vector<CheckpointTensor>& tensors) {
-  const bool anywhere = std::any_of(tensors.begin(), tensors.end(),
-                                    [](const CheckpointTensor& t) { return bool(t.store); });
-  if (anywhere) {
+  const bool one_by_one =
+      std::any_of(tensors.begin(), tensors.end(),
+                  [](const CheckpointTensor& t) { return t.store && !t.from_any_thread; });
+  if (one_by_one) {
     for (CheckpointTensor& tensor : tensors) read(tensor);
     return;
   }

@@ -140,6 +140,7 @@ void reduce_in_order(DType dtype, Reduce op, Pointers inputs, Outputs outputs, i
     case DType::f16:
       return reduce_half(kF16Loops, op, inputs, outputs, numel);
     case DType::u8:
+    case DType::u16:
     case DType::f8_e4m3:
     case DType::f8_e5m2:
       break;  // the communicators refuse it by reducible()

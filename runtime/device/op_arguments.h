@@ -359,10 +359,13 @@ struct GradientScale {
 
 struct AdamW {
   Pieces pieces;
-  // f32. Without `weights` the masters are the weights and lie where these would.
-  Tensor master, exp_avg, exp_avg_sq;
-  Tensor grad;  // f32
-  // bf16 or f16 copy for the matmuls; absent when the compute type is f32 (master is used)
+  // f32; beside weights in bf16 u16: what those lack of the masters (common/half.h), so that both
+  // together are the state, in as many bytes. Without `weights` the masters are the weights and lie
+  // where these would.
+  Tensor master;
+  Tensor exp_avg, exp_avg_sq, grad;  // f32
+  // For the matmuls: bf16, a part of the masters, or f16, a rounded copy of them; absent when the
+  // compute type is f32 (master is used)
   Tensor weights;
   // f32 [1], multiplied into grad before use (clipping, and 1 / loss scale). NaN: nothing changes.
   Tensor factor;

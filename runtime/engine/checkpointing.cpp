@@ -21,10 +21,22 @@ void point_at(CheckpointTensor& tensor, Device& device, Tensor elements) {
   };
 }
 
+void point_at(CheckpointTensor& tensor, Device& device, const Masters& masters) {
+  if (masters.whole) return point_at(tensor, device, masters.whole);
+  tensor.count = masters.numel();
+  tensor.from_any_thread = device.host_memory();
+  tensor.fetch = [&device, masters](int64_t at, int64_t n, void* to) {
+    masters.read(device, at, n, static_cast<float*>(to));
+  };
+  tensor.store = [&device, masters](int64_t at, int64_t n, const void* from) {
+    masters.write(device, at, n, static_cast<const float*>(from));
+  };
+}
+
 namespace {
 
 std::vector<CheckpointTensor> tensors_of(const ParameterState& parameter, Device& device) {
-  auto tensor = [&](const std::string& suffix, Tensor data, bool optimizer) {
+  auto tensor = [&](const std::string& suffix, const auto& data, bool optimizer) {
     CheckpointTensor entry;
     entry.name = parameter.row->name + suffix;
     entry.dtype = DType::f32;
@@ -63,11 +75,11 @@ std::vector<CheckpointTensor> saved_tensors(Trainer& trainer, const Plan& plan) 
 bool state_is_finite(Trainer& trainer, Communicator& world) {
   constexpr int64_t kPiece = int64_t{1} << 20;
   std::vector<float> piece;
-  const auto finite = [&](Tensor all) {
+  const auto finite = [&](const Masters& all) {
     for (int64_t at = 0; at < all.numel(); at += kPiece) {
       const int64_t count = std::min(kPiece, all.numel() - at);
       piece.resize(static_cast<size_t>(count));
-      trainer.device().copy_to_host(piece.data(), all.slice(at, count));
+      all.read(trainer.device(), at, count, piece.data());
       if (!std::all_of(piece.begin(), piece.end(), [](float x) { return std::isfinite(x); })) {
         return false;
       }
@@ -78,7 +90,7 @@ bool state_is_finite(Trainer& trainer, Communicator& world) {
   for (const ParameterState& parameter : trainer.state()) {
     if (!finite(parameter.master)) bad = 1;
     for (const auto& [name, moment] : parameter.moments) {
-      if (!finite(moment)) bad = 1;
+      if (!finite({.whole = moment})) bad = 1;
     }
   }
   world.all_reduce(Tensor(&bad, DType::i32, {1}), Reduce::max);

@@ -11,6 +11,7 @@ namespace mtl {
 
 // Lets a checkpoint be written from, or read into, memory of `device`.
 void point_at(CheckpointTensor& tensor, Device& device, Tensor elements);
+void point_at(CheckpointTensor& tensor, Device& device, const Masters& masters);
 
 // What this rank writes: every tensor is written once, by one of the ranks that hold it (spread
 // over them).

@@ -84,9 +84,15 @@ std::vector<const char*> Optimizer::moment_names() const {
 Optimizer::State Optimizer::state(size_t param) const {
   State state;
   state.part = owned_part(stage_.layout, stage_.layout.params[param], holders_);
-  // With f32 compute the weights are their own master copy.
-  state.master =
-      master_ ? master_.slice(state.part.state, state.part.count) : weights_of(state.part);
+  const Tensor weights = weights_of(state.part);
+  if (!master_) {
+    state.master.whole = weights;
+  } else if (const Tensor own = master_.slice(state.part.state, state.part.count);
+             own.dtype == DType::f32) {
+    state.master.whole = own;
+  } else {
+    state.master = {.rests = own, .weights = weights};
+  }
   for (const Tensor& moment : moments_) {
     state.moments.push_back(moment.slice(state.part.state, state.part.count));
   }
@@ -211,7 +217,9 @@ void Optimizer::refresh_weights() {
   require_all();
   for (size_t i = 0; i < stage_.layout.params.size(); ++i) {
     const State own = state(i);
-    if (master_ && own.part.count > 0) device_.cast(own.master, weights_of(own.part));
+    // Where they are f32 themselves or have a part of their own in the masters nothing is to make.
+    const bool copies = master_ && own.master.whole;
+    if (copies && own.part.count > 0) device_.cast(own.master.whole, weights_of(own.part));
   }
   for (const Bucket& bucket : stage_.layout.buckets) start_gather(bucket);
   require_all();

@@ -7,6 +7,7 @@
 
 #include "runtime/device/device.h"
 #include "runtime/engine/data_queues.h"
+#include "runtime/engine/masters.h"
 #include "runtime/model/context.h"
 #include "runtime/plan/plan.h"
 
@@ -50,14 +51,14 @@ class Optimizer {
   // Waits until the weights of a layer are complete, where they stay so.
   void require(int chunk, int64_t layer);
   void require_all();
-  // After the masters were written: makes the weights from them, on all ranks.
+  // After the masters were written: all ranks get the weights that belong to them.
   void refresh_weights();
 
-  // The rank's part of a parameter, and the state that belongs to it, f32.
+  // The rank's part of a parameter, and the state that belongs to it.
   struct State {
     OwnedPart part;
-    Tensor master;
-    std::vector<Tensor> moments;  // as moment_names()
+    Masters master;
+    std::vector<Tensor> moments;  // f32, as moment_names()
   };
   State state(size_t param) const;
   // What the moments are called in checkpoints.

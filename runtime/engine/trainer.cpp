@@ -141,7 +141,7 @@ std::vector<ParameterState> Trainer::state() {
     state.part.count = row.numel();
     state.rects = local_rects(row, plan_.grid.sizes(), coord_);
     state.counts = groups_.world().rank() == 0;
-    state.master = expert_bias(arena_, row);
+    state.master.whole = expert_bias(arena_, row);
     all.push_back(std::move(state));
   }
   return all;
@@ -154,7 +154,7 @@ void Trainer::initialise() {
     host.resize(static_cast<size_t>(own.count));
     mtl::initialise(*parameter.row, parameter.local_shape, parameter.rects, spec_.train.seed,
                     own.first, own.count, host.data());
-    device_.copy_from_host(parameter.master, host.data());
+    parameter.master.write(device_, 0, own.count, host.data());
   }
   optimizer_.clear_moments();
   weights_changed();

@@ -37,7 +37,8 @@ struct ParameterState {
   OwnedPart part;                // elements of the flattened local tensor
   std::vector<ParamRect> rects;  // that part, in the global tensor
   bool counts = true;            // false: another rank's copy is the one to be saved
-  Tensor master, grad;           // f32 [part.count]; an expert's bias has no gradient
+  Masters master;                // [part.count]
+  Tensor grad;                   // f32 [part.count]; an expert's bias has none
   std::vector<std::pair<const char*, Tensor>> moments;
 };
 

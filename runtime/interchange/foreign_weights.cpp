@@ -64,6 +64,7 @@ void convert(DType dtype, const char* from, int64_t stride, int64_t count, float
       return;
     case DType::i32:
     case DType::u8:
+    case DType::u16:
     case DType::f8_e4m3:
     case DType::f8_e5m2:
       break;

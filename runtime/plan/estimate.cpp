@@ -9,14 +9,19 @@ namespace mtl {
 
 namespace {
 
-ZeroEstimate zero_estimate(int stage, double parameters, double gpus, bool mixed) {
+ZeroEstimate zero_estimate(int stage, double parameters, double gpus, DType compute) {
+  const bool mixed = compute != DType::f32;
   const double weights = mixed ? 2 : 4, optimizer = mixed ? 12 : 8;
   ZeroEstimate estimate;
   estimate.stage = stage;
   estimate.weights = parameters * weights / (stage >= 3 ? gpus : 1);
   estimate.gradients = parameters * (mixed ? 2 : 4) / (stage >= 2 ? gpus : 1);
   estimate.optimizer = parameters * optimizer / (stage >= 1 ? gpus : 1);
-  estimate.mtl = estimate.weights + parameters * 4 / (stage >= 2 ? gpus : 1) + estimate.optimizer;
+  // Of fp32 weights what those in bf16 lack (op_arguments.h).
+  const double there_already =
+      compute == DType::bf16 ? parameters * 2 / (stage >= 1 ? gpus : 1) : 0;
+  estimate.mtl = estimate.weights + parameters * 4 / (stage >= 2 ? gpus : 1) + estimate.optimizer -
+                 there_already;
   return estimate;
 }
 
@@ -53,7 +58,7 @@ MemoryEstimate estimate_memory(const ModelShape& shape, int64_t gpus, DType comp
                      {"int4", largest / 8, total / 8, std::nullopt}};
   for (int stage = 0; stage <= 3; ++stage) {
     estimate.zero.push_back(zero_estimate(stage, static_cast<double>(estimate.parameters),
-                                          static_cast<double>(gpus), compute != DType::f32));
+                                          static_cast<double>(gpus), compute));
   }
   return estimate;
 }

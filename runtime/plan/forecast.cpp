@@ -10,6 +10,7 @@ Software software_mtl() {
   software.head_in_forward = true;
   software.exchanges_heads = true;
   software.expert_room = true;
+  software.whole_masters = false;
   // x along one way forward and along the other backward, where it is not kept (model/linear.h).
   software.float8 = {.x = 5, .dy = 6, .x_again = 3, .found = 2};
   software.keeps_float8_x = true;
@@ -17,6 +18,11 @@ Software software_mtl() {
   software.float8_up = {.x = 5, .dy = 8, .x_again = 5, .found = 2};
   software.float8_down = {.x = 5, .dy = 10, .x_again = 5, .found = 2};
   return software;
+}
+
+double master_bytes(const Software& software, DType compute) {
+  if (compute == DType::f32) return 0;
+  return compute == DType::bf16 && !software.whole_masters ? 2 : 4;
 }
 
 double full_flops_per_token(const ModelShape& model, int64_t seq) {

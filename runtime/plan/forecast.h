@@ -84,9 +84,12 @@ struct Software {
   // each TP rank sends whole ones; else for the even share, and each sends its part.
   bool expert_room = false;
   bool exchanges_heads = false;  // context parallelism as runs_context() says; else in rings
+  bool whole_masters = true;     // also where weights in bf16 are a half of them
   bool torch_fsdp = false;       // weights in memory are the fp32 masters; outputs of stages kept
 };
 Software software_mtl();
+// Bytes of a parameter's fp32 master beside its weight in the compute type.
+double master_bytes(const Software& software, DType compute);
 
 struct Workload {
   ModelShape model;

@@ -253,7 +253,7 @@ void add_states(const MemoryInput& in, const HeldStage& held, MemoryForecast& on
     one.optimizer = 4 * moments * shard;
   } else {
     const double windows = windows_of(in);
-    const double master = in.work.compute == DType::f32 ? 0 : 4;
+    const double master = master_bytes(in.software, in.work.compute);
     one.weights = d.e * (layout.zero == 3 ? shard + windows : all);
     one.gradients = 4 * (layout.zero >= 2 ? shard + windows : all);
     one.optimizer = (4 * moments + master) * (layout.zero >= 1 ? shard : all);

@@ -98,6 +98,7 @@ double peak_flops(const GpuModel& gpu, DType dtype) {
     case DType::f64:
     case DType::i32:
     case DType::u8:
+    case DType::u16:
     case DType::f8_e4m3:
     case DType::f8_e5m2:
       return 0;

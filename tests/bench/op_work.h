@@ -125,14 +125,16 @@ inline double elements_of(const Pieces& pieces) {
 inline OpWork work_of(const SumSquares& args) {
   return {0, 4 * elements_of(args.pieces)};
 }
-// Master and moments in and out, the gradient in, the copy for the matmuls out.
+// Master and moments in and out, the gradient in, the copy for the matmuls out; in bf16 that is
+// half of the master, and comes in as well.
+inline double master_bytes(const Tensor& weights) {
+  return !weights || weights.dtype == DType::bf16 ? 8 : 10;
+}
 inline OpWork work_of(const AdamW& args) {
-  const double copy = args.weights ? static_cast<double>(mtl::bytes_of(args.weights.dtype)) : 0;
-  return {0, (28 + copy) * elements_of(args.pieces)};
+  return {0, (20 + master_bytes(args.weights)) * elements_of(args.pieces)};
 }
 inline OpWork work_of(const Sgd& args) {
-  const double copy = args.weights ? static_cast<double>(mtl::bytes_of(args.weights.dtype)) : 0;
-  return {0, (20 + copy) * elements_of(args.pieces)};
+  return {0, (12 + master_bytes(args.weights)) * elements_of(args.pieces)};
 }
 
 }  // namespace mtl::bench

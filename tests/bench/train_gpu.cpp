@@ -85,10 +85,12 @@ void fill_weights(Trainer& trainer, Device& device) {
     initialise(*state.row, state.local_shape,
                clip_to_range(state.rects, state.local_shape, first, done), 1, first, done,
                drawn.data());
-    device.copy_from_host(state.master.slice(0, done), drawn.data());
+    state.master.write(device, 0, done, drawn.data());
     for (; done < count; done = std::min(count, 2 * done)) {
       const int64_t more = std::min(done, count - done);
-      device.copy(state.master.slice(0, more), state.master.slice(done, more));
+      for (const Tensor& x : {state.master.whole, state.master.rests, state.master.weights}) {
+        if (x) device.copy(x.slice(0, more), x.slice(done, more));
+      }
     }
     for (const auto& [name, moment] : state.moments) device.fill(moment, 0);
   }

@@ -101,12 +101,12 @@ void for_each_run(const ParameterState& parameter, Visit visit) {
 std::mutex collecting;
 
 // Copies a rank's part of a parameter, or of what belongs to it, to its place.
-void gather_part(const ParameterState& parameter, Device& device, Tensor part,
+void gather_part(const ParameterState& parameter, Device& device, const Masters& part,
                  GlobalTensors& into) {
   std::vector<float>& global = into[parameter.row->name];
   global.resize(static_cast<size_t>(parameter.row->numel()));
   std::vector<float> values(static_cast<size_t>(part.numel()));
-  device.copy_to_host(values.data(), part);
+  part.read(device, 0, part.numel(), values.data());
   for_each_run(parameter, [&](int64_t to, int64_t from, int64_t count) {
     std::copy_n(values.data() + from, count, global.data() + to);
   });
@@ -119,7 +119,7 @@ void collect(Trainer& trainer, Which which, GlobalTensors& into) {
   for (const ParameterState& parameter : trainer.state()) {
     if (!parameter.counts || (which == Which::grad && !parameter.grad)) continue;
     gather_part(parameter, trainer.device(),
-                which == Which::master ? parameter.master : parameter.grad, into);
+                which == Which::master ? parameter.master : Masters{.whole = parameter.grad}, into);
   }
 }
 
@@ -128,7 +128,7 @@ void collect_moments(Trainer& trainer, std::map<std::string, GlobalTensors>& int
   for (const ParameterState& parameter : trainer.state()) {
     if (!parameter.counts) continue;
     for (const auto& [name, moment] : parameter.moments) {
-      gather_part(parameter, trainer.device(), moment, into[name]);
+      gather_part(parameter, trainer.device(), {.whole = moment}, into[name]);
     }
   }
 }
@@ -137,13 +137,13 @@ void set_masters(Trainer& trainer,
                  const std::function<float(const ParamRow& row, int64_t element)>& value) {
   for (const ParameterState& parameter : trainer.state()) {
     std::vector<float> part(static_cast<size_t>(parameter.master.numel()));
-    trainer.device().copy_to_host(part.data(), parameter.master);
+    parameter.master.read(trainer.device(), 0, parameter.master.numel(), part.data());
     for_each_run(parameter, [&](int64_t at, int64_t to, int64_t count) {
       for (int64_t i = 0; i < count; ++i) {
         part[static_cast<size_t>(to + i)] = value(*parameter.row, at + i);
       }
     });
-    trainer.device().copy_from_host(parameter.master, part.data());
+    parameter.master.write(trainer.device(), 0, parameter.master.numel(), part.data());
   }
   trainer.weights_changed();
 }

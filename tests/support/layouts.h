@@ -77,6 +77,12 @@ std::array<Traffic, kLinks> traffic_of(Trainer& trainer);
 // Writes value(row, element of the global tensor) into the masters and makes the weights from them.
 void set_masters(Trainer& trainer,
                  const std::function<float(const ParamRow& row, int64_t element)>& value);
+// The same of one element of what a rank keeps of a parameter; Trainer::weights_changed() is to
+// follow.
+inline void set_master(Trainer& trainer, const ParameterState& parameter, int64_t element,
+                       float value) {
+  parameter.master.write(trainer.device(), element, 1, &value);
+}
 
 double norm_of(const std::vector<float>& x);
 // ||a - b|| / ||b|| over all elements.

@@ -18,6 +18,7 @@ DataType type_of(DType dtype) {
     case DType::f32:
       return kFloat32;
     case DType::bf16:
+    case DType::u16:  // NCCL has none; it is never summed (reducible())
       return kBfloat16;
     case DType::f16:
       return kFloat16;

@@ -13,13 +13,14 @@ namespace {
 
 constexpr int64_t kCell = kNormChunk;
 
-// The copy of the masters for the matmuls. (Where it is absent its type is f32: so is its table.)
-[[maybe_unused]] bool are_weights(const Tensor& x) {
-  return x.dtype == DType::bf16 || x.dtype == DType::f16;
+// (Where weights are absent their type is f32: so is their table.)
+[[maybe_unused]] bool belong_together(const Tensor& master, const Tensor& weights) {
+  if (weights && weights.dtype == DType::bf16) return master.dtype == DType::u16;
+  return master.dtype == DType::f32 && (!weights || weights.dtype == DType::f16);
 }
 
-void* weights_at(const Tensor& weights, int64_t i) {
-  return weights ? weights.as<char>() + i * bytes_of(weights.dtype) : nullptr;
+void* element(const Tensor& x, int64_t i) {
+  return x ? x.as<char>() + i * bytes_of(x.dtype) : nullptr;
 }
 
 // work(piece, begin, end) for what cells [first, last) of the pieces are: elements [begin, end) of
@@ -94,9 +95,9 @@ void CpuDevice::gradient_scale(const GradientScale& args) {
 }
 
 void CpuDevice::adamw(const AdamW& args) {
-  assert(args.master.dtype == DType::f32 && args.exp_avg.dtype == DType::f32 &&
-         args.exp_avg_sq.dtype == DType::f32 && args.grad.dtype == DType::f32);
-  assert(!args.weights || are_weights(args.weights));
+  assert(args.exp_avg.dtype == DType::f32 && args.exp_avg_sq.dtype == DType::f32 &&
+         args.grad.dtype == DType::f32);
+  assert(belong_together(args.master, args.weights));
   assert(args.step >= 1);
   const float factor = *args.factor.as<float>();
   if (std::isnan(factor)) return;
@@ -122,11 +123,11 @@ void CpuDevice::adamw(const AdamW& args) {
       kernels::AdamWRange share = range;
       share.keep = static_cast<float>(1 - decay);
       share.coupled_decay = args.decoupled ? 0.0f : weight_decay;
-      share.master = args.master.as<float>() + (args.weights ? state : weight);
+      share.master = element(args.master, args.weights ? state : weight);
       share.exp_avg = args.exp_avg.as<float>() + state;
       share.exp_avg_sq = args.exp_avg_sq.as<float>() + state;
       share.grad = args.grad.as<float>() + begin;
-      share.weights = weights_at(args.weights, weight);
+      share.weights = element(args.weights, weight);
       share.n = end - begin;
       update(share);
     });
@@ -134,9 +135,8 @@ void CpuDevice::adamw(const AdamW& args) {
 }
 
 void CpuDevice::sgd(const Sgd& args) {
-  assert(args.master.dtype == DType::f32 && args.momentum_buffer.dtype == DType::f32 &&
-         args.grad.dtype == DType::f32);
-  assert(!args.weights || are_weights(args.weights));
+  assert(args.momentum_buffer.dtype == DType::f32 && args.grad.dtype == DType::f32);
+  assert(belong_together(args.master, args.weights));
   const float factor = *args.factor.as<float>();
   if (std::isnan(factor)) return;
   const auto update = typed(args.weights.dtype).sgd;
@@ -144,10 +144,10 @@ void CpuDevice::sgd(const Sgd& args) {
     each_part(args.pieces, first, last, [&](const Piece& piece, int64_t begin, int64_t end) {
       const int64_t state = piece.state + begin - piece.offset;
       const int64_t weight = piece.weight + begin - piece.offset;
-      update({.master = args.master.as<float>() + (args.weights ? state : weight),
+      update({.master = element(args.master, args.weights ? state : weight),
               .momentum_buffer = args.momentum_buffer.as<float>() + state,
               .grad = args.grad.as<float>() + begin,
-              .weights = weights_at(args.weights, weight),
+              .weights = element(args.weights, weight),
               .n = end - begin,
               .lr = args.lr,
               .momentum = args.momentum,

@@ -1,5 +1,5 @@
 // AdamW, Adam and SGD: one pass and one launch for all pieces it is given. Bytes per parameter:
-// adamw 28 and sgd 20, and 2 more with 16-bit weights to write.
+// adamw 28 and sgd 20, and 2 more with weights in f16 to write.
 #include "runtime/device/cuda/cells.h"
 
 namespace mtl::cuda {
@@ -12,11 +12,78 @@ __device__ inline float without_tiny(float x) {
   return fabsf(x) < 1.17549435e-38f ? 0.0f : x;
 }
 
+// The masters, and where they are no weights themselves a copy of them.
+template <typename T>
+struct Masters {
+  Masters() = default;
+  Masters(const Tensor& master, const Tensor& copy)
+      : whole(master.as<float>()), weights(copy.as<T>()) {}
+  float* whole = nullptr;
+  T* weights = nullptr;  // null: the masters are the weights
+
+  bool are_aligned() const { return aligned({whole}) && aligned({weights}, 4 * sizeof(T)); }
+  __device__ void move_to(const Cell& cell) {
+    whole += weights != nullptr ? cell.state() : cell.weight();
+    if (weights != nullptr) weights += cell.weight();
+  }
+  template <int N>
+  __device__ Floats<N> read(int64_t i) const {
+    return load<N>(whole + i);
+  }
+  template <int N>
+  __device__ void write(int64_t i, const Floats<N>& p) const {
+    store(whole + i, p);
+    if (weights != nullptr) store(weights + i, p);
+  }
+};
+// In halves (common/half.h has the same for the host): the weights, and what those lack.
+template <>
+struct Masters<Bf16> {
+  Masters() = default;
+  Masters(const Tensor& master, const Tensor& part)
+      : rests(master.as<uint16_t>()), weights(part.as<uint16_t>()) {}
+  uint16_t *rests = nullptr, *weights = nullptr;
+
+  bool are_aligned() const { return aligned({rests, weights}, 4 * sizeof(uint16_t)); }
+  __device__ void move_to(const Cell& cell) {
+    rests += cell.state();
+    weights += cell.weight();
+  }
+  template <int N>
+  __device__ Floats<N> read(int64_t i) const {
+    const auto upper = *reinterpret_cast<const Pack<uint16_t, N>*>(weights + i);
+    const auto lower = *reinterpret_cast<const Pack<uint16_t, N>*>(rests + i);
+    Floats<N> p;
+    for (int k = 0; k < N; ++k) {
+      const auto rest = static_cast<int32_t>(static_cast<int16_t>(lower.at[k]));
+      p.at[k] = float_of((uint32_t{upper.at[k]} << 16) + static_cast<uint32_t>(rest));
+    }
+    return p;
+  }
+  template <int N>
+  __device__ void write(int64_t i, const Floats<N>& p) const {
+    Pack<uint16_t, N> upper, lower;
+    for (int k = 0; k < N; ++k) {
+      const uint32_t bits = word_of(p.at[k]);
+      const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+      upper.at[k] = static_cast<uint16_t>((nan ? bits | 0x400000u : bits + 0x8000u) >> 16);
+      lower.at[k] = static_cast<uint16_t>(nan ? 0u : bits);
+    }
+    if constexpr (N == 1) {
+      weights[i] = upper.at[0];
+      rests[i] = lower.at[0];
+    } else {
+      store_pack(weights + i, upper);
+      store_pack(rests + i, lower);
+    }
+  }
+};
+
 template <typename T>
 struct AdamWStep {
-  float *master, *exp_avg, *exp_avg_sq;
+  Masters<T> master;
+  float *exp_avg, *exp_avg_sq;
   const float* grad;
-  T* weights;           // or null
   const float* factor;  // of the gradients
   float beta1, one_minus_beta1, beta2, one_minus_beta2;
   float rate, inverse_sqrt_correction2, eps;
@@ -25,11 +92,10 @@ struct AdamWStep {
 
   __device__ AdamWStep in(const Cell& cell) const {
     AdamWStep here = *this;
-    here.master += weights != nullptr ? cell.state() : cell.weight();
+    here.master.move_to(cell);
     here.exp_avg += cell.state();
     here.exp_avg_sq += cell.state();
     here.grad += cell.begin;
-    if (weights != nullptr) here.weights += cell.weight();
     if (cell.piece.decays == 0) {
       here.keep = 1;
       here.coupled_decay = 0;
@@ -38,7 +104,8 @@ struct AdamWStep {
   }
   template <int N>
   __device__ void at(int64_t i) const {
-    Floats<N> p = load<N>(master + i), m = load<N>(exp_avg + i), v = load<N>(exp_avg_sq + i);
+    Floats<N> p = master.template read<N>(i);
+    Floats<N> m = load<N>(exp_avg + i), v = load<N>(exp_avg_sq + i);
     const Floats<N> gradient = load<N>(grad + i);
     for (int k = 0; k < N; ++k) {
       const float g = gradient.at[k] * grad_scale + p.at[k] * coupled_decay;
@@ -49,16 +116,15 @@ struct AdamWStep {
     }
     store(exp_avg + i, m);
     store(exp_avg_sq + i, v);
-    store(master + i, p);
-    if (weights != nullptr) store(weights + i, p);
+    master.write(i, p);
   }
 };
 
 template <typename T>
 struct SgdStep {
-  float *master, *momentum_buffer;
+  Masters<T> master;
+  float* momentum_buffer;
   const float* grad;
-  T* weights;  // or null
   const float* factor;
   float lr, momentum;
   float weight_decay;  // of pieces that decay
@@ -66,16 +132,15 @@ struct SgdStep {
 
   __device__ SgdStep in(const Cell& cell) const {
     SgdStep here = *this;
-    here.master += weights != nullptr ? cell.state() : cell.weight();
+    here.master.move_to(cell);
     here.momentum_buffer += cell.state();
     here.grad += cell.begin;
-    if (weights != nullptr) here.weights += cell.weight();
     if (cell.piece.decays == 0) here.weight_decay = 0;
     return here;
   }
   template <int N>
   __device__ void at(int64_t i) const {
-    Floats<N> p = load<N>(master + i), buffer = load<N>(momentum_buffer + i);
+    Floats<N> p = master.template read<N>(i), buffer = load<N>(momentum_buffer + i);
     const Floats<N> gradient = load<N>(grad + i);
     for (int k = 0; k < N; ++k) {
       const float g = gradient.at[k] * grad_scale + p.at[k] * weight_decay;
@@ -83,8 +148,7 @@ struct SgdStep {
       p.at[k] -= buffer.at[k] * lr;
     }
     store(momentum_buffer + i, buffer);
-    store(master + i, p);
-    if (weights != nullptr) store(weights + i, p);
+    master.write(i, p);
   }
 };
 
@@ -98,11 +162,10 @@ void adamw(Queue& queue, const AdamW& args) {
   with_type(args.weights.dtype, [&](auto type) {
     using T = decltype(type);
     AdamWStep<T> step = {};
-    step.master = args.master.as<float>();
+    step.master = Masters<T>(args.master, args.weights);
     step.exp_avg = args.exp_avg.as<float>();
     step.exp_avg_sq = args.exp_avg_sq.as<float>();
     step.grad = args.grad.as<const float>();
-    step.weights = args.weights.as<T>();
     step.factor = args.factor.as<const float>();
     step.beta1 = args.beta1;
     step.one_minus_beta1 = static_cast<float>(1 - beta1);
@@ -113,8 +176,8 @@ void adamw(Queue& queue, const AdamW& args) {
     step.eps = args.eps;
     step.keep = static_cast<float>(1 - decay);
     step.coupled_decay = args.decoupled ? 0.0f : args.weight_decay;
-    const bool packs = aligned({step.master, step.exp_avg, step.exp_avg_sq, step.grad}) &&
-                       aligned({step.weights}, 4 * sizeof(T));
+    const bool packs =
+        step.master.are_aligned() && aligned({step.exp_avg, step.exp_avg_sq, step.grad});
     with_pack<4>(packs,
                  [&](auto pack) { update_cells<decltype(pack)::value>(queue, args.pieces, step); });
   });
@@ -124,16 +187,14 @@ void sgd(Queue& queue, const Sgd& args) {
   with_type(args.weights.dtype, [&](auto type) {
     using T = decltype(type);
     SgdStep<T> step = {};
-    step.master = args.master.as<float>();
+    step.master = Masters<T>(args.master, args.weights);
     step.momentum_buffer = args.momentum_buffer.as<float>();
     step.grad = args.grad.as<const float>();
-    step.weights = args.weights.as<T>();
     step.factor = args.factor.as<const float>();
     step.lr = args.lr;
     step.momentum = args.momentum;
     step.weight_decay = args.weight_decay;
-    const bool packs = aligned({step.master, step.momentum_buffer, step.grad}) &&
-                       aligned({step.weights}, 4 * sizeof(T));
+    const bool packs = step.master.are_aligned() && aligned({step.momentum_buffer, step.grad});
     with_pack<4>(packs,
                  [&](auto pack) { update_cells<decltype(pack)::value>(queue, args.pieces, step); });
   });

@@ -88,6 +88,9 @@ void fill(const Tensor& x, uint64_t seed, int rank) {
       case DType::f8_e5m2:
         x.as<uint8_t>()[i] = static_cast<uint8_t>(to_i32(value) >> 8);
         break;
+      case DType::u16:
+        x.as<uint16_t>()[i] = static_cast<uint16_t>(to_i32(value) >> 8);
+        break;
     }
   }
   // Making them would be most of the time of these tests.
@@ -118,6 +121,7 @@ bool is_reduced(const Tensor& x, int64_t i, uint64_t seed, std::span<const int> 
                     return static_cast<float>(static_cast<_Float16>(value(r)));
                   })));
     case DType::u8:
+    case DType::u16:
     case DType::f8_e4m3:
     case DType::f8_e5m2:
       break;

@@ -88,7 +88,8 @@ std::vector<uint8_t> outputs_of_common_ops(Device& device, DType type) {
   device.cross_entropy_backward(entropy, 0.5f);
   keep(x), keep(mean), keep(sum_exp), keep(target_logit), keep(loss);
   const int64_t n = 50001;
-  Held master(DType::f32, {n}), m(DType::f32, {n}), v(DType::f32, {n}), grad(DType::f32, {n});
+  Held master(type == DType::f16 ? DType::f32 : DType::u16, {n}), m(DType::f32, {n}),
+      v(DType::f32, {n}), grad(DType::f32, {n});
   Held weights(type == DType::f16 ? type : DType::bf16, {n}),
       partials(DType::f64, {(n + 4095) / 4096}), wide(DType::f32, {n});
   master.randomize(random);
@@ -117,7 +118,7 @@ std::vector<uint8_t> outputs_of_common_ops(Device& device, DType type) {
   keep(master), keep(m), keep(weights);
   bytes.push_back(device.all_finite(weights.view));
   device.cast(weights.view, wide.view);
-  device.cast(master.view, weights.view);
+  device.cast(grad.view, weights.view);
   keep(wide), keep(weights);
   return bytes;
 }

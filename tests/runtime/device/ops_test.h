@@ -120,6 +120,8 @@ class Held {
         return view.as<int32_t>()[i];
       case DType::u8:
         return view.as<uint8_t>()[i];
+      case DType::u16:
+        return view.as<uint16_t>()[i];
       case DType::f8_e4m3:
       case DType::f8_e5m2:
         return float8_value(view.dtype, view.as<uint8_t>()[i]);
@@ -145,6 +147,9 @@ class Held {
         break;
       case DType::u8:
         view.as<uint8_t>()[i] = static_cast<uint8_t>(value);
+        break;
+      case DType::u16:
+        view.as<uint16_t>()[i] = static_cast<uint16_t>(static_cast<int64_t>(value));
         break;
       case DType::f8_e4m3:
       case DType::f8_e5m2:

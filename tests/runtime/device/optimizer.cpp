@@ -4,23 +4,62 @@
 #include <limits>
 #include <tuple>
 
+#include "common/half.h"
 #include "runtime/device/ops_test.h"
 
 namespace mtl::test {
 
 namespace {
 
-// The copy for the matmuls is the masters, rounded.
-void check_weights(const Held& weights, const Held& master) {
-  int64_t wrong = 0;
-  for (int64_t i = 0; i < master.size(); ++i) {
-    const float x = master.view.as<float>()[i];
-    const uint16_t expected =
-        weights.view.dtype == DType::bf16 ? bf16_of_float(x) : f16_of_float(x);
-    wrong += weights.view.as<uint16_t>()[i] != expected;
+// Masters as an update takes them: f32, and in bf16 beside the weights, which are half of them.
+class HeldMasters {
+ public:
+  HeldMasters(int64_t n, DType type, int64_t offset = 0)
+      : whole(DType::f32, {n}),
+        rests(DType::u16, {n}, offset),
+        weights(type == DType::f32 ? DType::bf16 : type, {n}, offset),
+        type_(type) {}
+
+  void randomize(std::mt19937& random) {
+    whole.randomize(random);
+    take_apart();
   }
-  CHECK(wrong == 0);
-}
+  void set(int64_t i, double x) {
+    whole.set(i, x);
+    take_apart();
+  }
+  Tensor master() const { return type_ == DType::bf16 ? rests.view : whole.view; }
+  Tensor copy() const { return type_ == DType::f32 ? Tensor{} : weights.view; }
+  // Behind an update: `whole` has what became of them, and the weights are that, rounded.
+  void check_weights() {
+    if (type_ == DType::f32) return;
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < whole.size(); ++i) {
+      float& x = whole.view.as<float>()[i];
+      const uint16_t weight = weights.view.as<uint16_t>()[i];
+      if (type_ == DType::bf16) {
+        x = f32_of_parts({weight, rests.view.as<uint16_t>()[i]});
+        wrong += parts_of_f32(x).bf16 != weight;
+      } else {
+        wrong += weight != f16_of_float(x);
+      }
+    }
+    CHECK(wrong == 0);
+  }
+
+  Held whole, rests, weights;
+
+ private:
+  void take_apart() {
+    if (type_ != DType::bf16) return;
+    for (int64_t i = 0; i < whole.size(); ++i) {
+      const F32Parts parts = parts_of_f32(whole.view.as<float>()[i]);
+      weights.view.as<uint16_t>()[i] = parts.bf16;
+      rests.view.as<uint16_t>()[i] = parts.rest;
+    }
+  }
+  DType type_;
+};
 
 }  // namespace
 
@@ -47,11 +86,10 @@ TEST_CASE("adamw follows the double-precision reference over ten steps") {
       CAPTURE(c.decoupled);
       CAPTURE(safetensors_name(c.weights));
       std::mt19937 random(1);
-      Held master(DType::f32, {c.n}), m(DType::f32, {c.n}), v(DType::f32, {c.n});
-      const bool copies = c.weights != DType::f32;
-      Held grad(DType::f32, {c.n}), weights(copies ? c.weights : DType::bf16, {c.n}, c.offset);
-      master.randomize(random);
-      std::vector<double> p = master.values(), rm(p.size(), 0.0), rv(p.size(), 0.0);
+      Held m(DType::f32, {c.n}), v(DType::f32, {c.n}), grad(DType::f32, {c.n});
+      HeldMasters masters(c.n, c.weights, c.offset);
+      masters.randomize(random);
+      std::vector<double> p = masters.whole.values(), rm(p.size(), 0.0), rv(p.size(), 0.0);
       const double beta1 = static_cast<double>(c.beta1), beta2 = static_cast<double>(c.beta2);
       const HeldPieces pieces(c.n);
       const HeldFactor factor(c.grad_scale);
@@ -59,11 +97,11 @@ TEST_CASE("adamw follows the double-precision reference over ten steps") {
         grad.randomize(random, 0.1);
         const float lr = 0.01f * static_cast<float>(step), eps = 1e-8f;
         device.adamw({.pieces = pieces.view,
-                      .master = master.view,
+                      .master = masters.master(),
                       .exp_avg = m.view,
                       .exp_avg_sq = v.view,
                       .grad = grad.view,
-                      .weights = copies ? weights.view : Tensor{},
+                      .weights = masters.copy(),
                       .factor = factor.view,
                       .lr = lr,
                       .beta1 = c.beta1,
@@ -85,11 +123,11 @@ TEST_CASE("adamw follows the double-precision reference over ten steps") {
         }
       }
       // Ten updates of at most 0.1 to values below 6, each rounded to f32 twice.
-      check_close(master, p, 5e-6, "master");
+      masters.check_weights();
+      check_close(masters.whole, p, 5e-6, "master");
       check_close(m, rm, 1e-6, "exp_avg");
       // With the decay inside, gradients are up to 2 instead of 0.5: squares of 4.
       check_close(v, rv, c.decoupled ? 1e-7 : 1e-6, "exp_avg_sq");
-      if (copies) check_weights(weights, master);
     }
   });
 }
@@ -111,21 +149,20 @@ TEST_CASE("sgd follows the double-precision reference over ten steps") {
       CAPTURE(c.n);
       CAPTURE(safetensors_name(c.weights));
       std::mt19937 random(3);
-      const bool copies = c.weights != DType::f32;
-      Held master(DType::f32, {c.n}), momentum(DType::f32, {c.n}), grad(DType::f32, {c.n});
-      Held weights(copies ? c.weights : DType::bf16, {c.n}, c.offset);
-      master.randomize(random);
-      std::vector<double> p = master.values(), buffer(p.size(), 0.0);
+      Held momentum(DType::f32, {c.n}), grad(DType::f32, {c.n});
+      HeldMasters masters(c.n, c.weights, c.offset);
+      masters.randomize(random);
+      std::vector<double> p = masters.whole.values(), buffer(p.size(), 0.0);
       const HeldPieces pieces(c.n);
       const HeldFactor factor(c.grad_scale);
       for (int step = 1; step <= 10; ++step) {
         grad.randomize(random, 0.1);
         const float lr = 0.01f * static_cast<float>(step);
         device.sgd({.pieces = pieces.view,
-                    .master = master.view,
+                    .master = masters.master(),
                     .momentum_buffer = momentum.view,
                     .grad = grad.view,
-                    .weights = copies ? weights.view : Tensor{},
+                    .weights = masters.copy(),
                     .factor = factor.view,
                     .lr = lr,
                     .momentum = c.momentum,
@@ -138,9 +175,9 @@ TEST_CASE("sgd follows the double-precision reference over ten steps") {
         }
       }
       // Ten updates to values below 6 (2^-22 each at most), from buffers below 16.
-      check_close(master, p, 5e-6, "master");
+      masters.check_weights();
+      check_close(masters.whole, p, 5e-6, "master");
       check_close(momentum, buffer, 5e-6, "momentum_buffer");
-      if (copies) check_weights(weights, master);
     }
   });
 }
@@ -148,21 +185,69 @@ TEST_CASE("sgd follows the double-precision reference over ten steps") {
 TEST_CASE("f16 weights keep their subnormals though the optimizer flushes f32's") {
   for_each_device([](Device& device) {
     for (const int64_t offset : {0, 1}) {
-      Held master(DType::f32, {21}), momentum(DType::f32, {21}), grad(DType::f32, {21});
-      Held weights(DType::f16, {21}, offset);
+      Held momentum(DType::f32, {21}), grad(DType::f32, {21});
+      HeldMasters masters(21, DType::f16, offset);
       for (int64_t i = 0; i < 21; ++i)
-        master.set(i, std::ldexp(i % 2 ? -1.75 : 1.25, -30 + int(i)));
+        masters.set(i, std::ldexp(i % 2 ? -1.75 : 1.25, -30 + int(i)));
       const HeldPieces pieces(21);
       const HeldFactor factor;
       device.sgd({.pieces = pieces.view,
-                  .master = master.view,
+                  .master = masters.master(),
                   .momentum_buffer = momentum.view,
                   .grad = grad.view,
-                  .weights = weights.view,
+                  .weights = masters.copy(),
                   .factor = factor.view,
                   .lr = 0.1f});
-      check_weights(weights, master);
-      CHECK(weights[10] == 0x5p-22);  // 1.25 * 2^-20
+      masters.check_weights();
+      CHECK(masters.weights[10] == 0x5p-22);  // 1.25 * 2^-20
+    }
+  });
+}
+
+TEST_CASE("masters in two halves are f32, every bit of them") {
+  // What a bf16 lacks says on which side of it the f32 was, also halfway between two.
+  constexpr float kLargest = 3.40282347e38f;
+  const std::vector<float> some = {0.0f,     -0.0f,     1.0f,      1.00390625f, 1.01171875f,
+                                   -1.0f,    3e-40f,    -1e-45f,   kLargest,    -kLargest,
+                                   INFINITY, -INFINITY, 0.333333f, -2.7182817f, 1.17549435e-38f};
+  for_each_device([&](Device& device) {
+    for (const int64_t offset : {0, 1}) {
+      const auto n = static_cast<int64_t>(some.size());
+      HeldMasters masters(n, DType::bf16, offset);
+      Held momentum(DType::f32, {n}), grad(DType::f32, {n});
+      for (int64_t i = 0; i < n; ++i)
+        masters.set(i, static_cast<double>(some[static_cast<size_t>(i)]));
+      const HeldPieces pieces(n);
+      const HeldFactor factor;
+      // An update by nothing; it counts subnormal masters as 0.
+      device.sgd({.pieces = pieces.view,
+                  .master = masters.master(),
+                  .momentum_buffer = momentum.view,
+                  .grad = grad.view,
+                  .weights = masters.copy(),
+                  .factor = factor.view,
+                  .lr = 0.1f});
+      masters.check_weights();
+      for (int64_t i = 0; i < n; ++i) {
+        const float was = some[static_cast<size_t>(i)], is = masters.whole.view.as<float>()[i];
+        CAPTURE(was);
+        if (std::isfinite(was) && (was == 0 || std::isnormal(was))) CHECK(is == was);
+        if (!std::isfinite(was)) CHECK_FALSE(std::isfinite(is));
+      }
+      // Ties away from zero; the largest f32 are no bf16, and come back.
+      CHECK(masters.weights[3] == 1.0078125);
+      CHECK(masters.weights[4] == 1.015625);
+      CHECK(std::isinf(masters.weights[8]));
+      // A number that is none is none in the weights.
+      masters.set(2, NAN);
+      device.sgd({.pieces = pieces.view,
+                  .master = masters.master(),
+                  .momentum_buffer = momentum.view,
+                  .grad = grad.view,
+                  .weights = masters.copy(),
+                  .factor = factor.view,
+                  .lr = 0.1f});
+      CHECK(std::isnan(masters.weights[2]));
     }
   });
 }
@@ -276,9 +361,10 @@ TEST_CASE("an update of many parameters gives the bits of one by one and leaves 
         CAPTURE(adam);
         const bool copies = type != DType::f32;
         std::mt19937 random(5);
-        Held master(DType::f32, {copies ? kState : kFlat}), grad(DType::f32, {kFlat});
+        const DType master_type = type == DType::bf16 ? DType::u16 : DType::f32;
+        Held master(master_type, {copies ? kState : kFlat}), grad(DType::f32, {kFlat});
         Held m(DType::f32, {kState}), v(DType::f32, {kState}), weights(type, {kFlat});
-        master.randomize(random), grad.randomize(random);
+        master.randomize(random, 10'000), grad.randomize(random);
         m.randomize(random, 0.1), v.randomize(random, 0.01, 1), weights.randomize(random);
         const std::vector<uint8_t> weights_before = weights.bytes(), m_before = m.bytes();
         const HeldFactor factor(0.5f);
@@ -314,7 +400,7 @@ TEST_CASE("an update of many parameters gives the bits of one by one and leaves 
             return *expected.back();
           };
           const Tensor masters =
-              own(make(DType::f32), master.view, copies ? part.state : part.first_weight());
+              own(make(master_type), master.view, copies ? part.state : part.first_weight());
           const Tensor first = own(make(DType::f32), m.view, part.state);
           const Tensor second = own(make(DType::f32), v.view, part.state);
           const Tensor into = own(make(type), weights.view, part.first_weight());
@@ -366,9 +452,9 @@ TEST_CASE("an update of many parameters gives the bits of one by one and leaves 
 TEST_CASE("an update whose factor is no number changes no bit") {
   for_each_device([](Device& device) {
     std::mt19937 random(6);
-    Held master(DType::f32, {kState}), m(DType::f32, {kState}), v(DType::f32, {kState});
+    Held master(DType::u16, {kState}), m(DType::f32, {kState}), v(DType::f32, {kState});
     Held grad(DType::f32, {kFlat}), weights(DType::bf16, {kFlat});
-    for (Held* held : {&master, &m, &v, &grad, &weights}) held->randomize(random);
+    for (Held* held : {&master, &m, &v, &grad, &weights}) held->randomize(random, 100);
     device.fill(v.view, -0.0f);
     device.fill(m.view.slice(0, 100), 1e-40f);  // an update would flush these
     const HeldPieces pieces(kParts);

@@ -216,7 +216,7 @@ TEST_CASE("fp8: a weight that is no number is found") {
       rank.trainer.initialise();
       for (ParameterState& state : rank.trainer.state()) {
         if (state.row->name == "transformer.h.1.mlp.c_fc.weight") {
-          state.master.as<float>()[5] = bad;
+          set_master(rank.trainer, state, 5, bad);
         }
       }
       rank.trainer.weights_changed();

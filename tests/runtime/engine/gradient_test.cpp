@@ -80,7 +80,7 @@ void check_gradients(const TrainSpec& spec) {
       norm = std::sqrt(norm);
       CAPTURE(parameter.row->name);
       REQUIRE(norm > 1e-6);
-      float* weights = parameter.master.as<float>();
+      float* weights = parameter.master.whole.as<float>();
       const std::vector<float> before(weights, weights + gradient.size());
       auto loss_at = [&](double distance) {
         for (size_t i = 0; i < gradient.size(); ++i) {

@@ -75,7 +75,7 @@ Prepare plant(int on_rank, float value) {
   return [=](RankContext& rank) {
     const ParameterState parameter = matrix_of(rank.trainer, 3);
     const bool here = parameter.row != nullptr && (on_rank < 0 || on_rank == rank.rank);
-    if (here) parameter.master.as<float>()[3] = value;
+    if (here) set_master(rank.trainer, parameter, 3, value);
     rank.trainer.weights_changed();
   };
 }
@@ -101,7 +101,7 @@ TrainSpec overflowing_gradients() {
 void make_silent(RankContext& rank) {
   for (const ParameterState& parameter : rank.trainer.state()) {
     if (parameter.row->layer != -1) continue;
-    std::fill_n(parameter.master.as<float>(), parameter.part.count, 0.0f);
+    std::fill_n(parameter.master.whole.as<float>(), parameter.part.count, 0.0f);
   }
   rank.trainer.weights_changed();
 }
@@ -129,7 +129,7 @@ TEST_CASE("a weight that is no number is named with its rank") {
 TEST_CASE("of several broken weights the first of the model is named") {
   const std::string note = note_of(spec_of(), {.pp = 2}, 99, [](RankContext& rank) {
     for (const ParameterState& parameter : rank.trainer.state()) {
-      if (parameter.row->layer >= 1) parameter.master.as<float>()[0] = kNan;
+      if (parameter.row->layer >= 1) set_master(rank.trainer, parameter, 0, kNan);
     }
     rank.trainer.weights_changed();
   });
@@ -259,7 +259,7 @@ TEST_CASE("health.nan=skip does not go on for ever when the weights are lost") {
   const Sampler sampler(source->size(), kSeq, SampleOrder::random, 1);
   run_layout(spec_of("skip"), kVocab, {}, [&](RankContext& rank) {
     rank.trainer.initialise();
-    rank.trainer.state().back().master.as<float>()[0] = std::numeric_limits<float>::quiet_NaN();
+    set_master(rank.trainer, rank.trainer.state().back(), 0, kNan);
     rank.trainer.weights_changed();
     int64_t step = 0;
     for (; step < 20; ++step) CHECK(rank.trainer.step(step, *source, sampler, {}).skipped);
@@ -274,7 +274,7 @@ TEST_CASE("health.nan=skip: steps in a row are counted on when a run is resumed"
   for (const int64_t first : {0, 15}) {
     run_layout(spec_of("skip"), kVocab, {}, [&](RankContext& rank) {
       rank.trainer.initialise();
-      rank.trainer.state().back().master.as<float>()[0] = std::numeric_limits<float>::quiet_NaN();
+      set_master(rank.trainer, rank.trainer.state().back(), 0, kNan);
       rank.trainer.weights_changed();
       if (first > 0) rank.trainer.restore_progress(progress, first, rank.trainer.first_sample(15));
       const int64_t end = first > 0 ? 20 : 15;

@@ -130,7 +130,8 @@ TEST_CASE("a loss that is no number ends the run with its step") {
   const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 1);
   run_layout(spec, kVocab, {}, [&](RankContext& rank) {
     rank.trainer.initialise();
-    rank.trainer.state().front().master.as<float>()[5] = std::numeric_limits<float>::quiet_NaN();
+    set_master(rank.trainer, rank.trainer.state().front(), 5,
+               std::numeric_limits<float>::quiet_NaN());
     rank.trainer.weights_changed();
     try {
       rank.trainer.step(41, *source, sampler, {});

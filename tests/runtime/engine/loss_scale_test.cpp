@@ -277,7 +277,7 @@ TEST_CASE("a loss that is no number is no overflow") {
   const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, spec.train.seed);
   run_layout(spec, kVocab, {}, [&](RankContext& rank) {
     rank.trainer.initialise();
-    rank.trainer.state().front().master.as<float>()[5] = std::nanf("");
+    set_master(rank.trainer, rank.trainer.state().front(), 5, std::nanf(""));
     rank.trainer.weights_changed();
     CHECK_THROWS_AS(rank.trainer.step(0, *source, sampler, {}), Error);
   });

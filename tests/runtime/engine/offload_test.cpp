@@ -89,8 +89,9 @@ TEST_CASE("offloaded state lies in memory of the host, where it is planned") {
       auto& device = dynamic_cast<GuardedDevice&>(rank.trainer.device());
       const ParameterState first = rank.trainer.state().front();
       const MemoryPlan& memory = rank.plan.stages[0].memory;
-      const bool copies = rank.plan.compute != DType::f32;  // else the weights are the masters
-      const void* const begin = copies ? first.master.data : first.moments[0].second.data;
+      // Of f32 the weights are the masters.
+      const bool parts = rank.plan.compute != DType::f32;
+      const void* const begin = parts ? first.master.rests.data : first.moments[0].second.data;
       CHECK(device.on_host(begin) == memory.host_bytes);
       CHECK(device.on_host(first.grad.data) == 0);
     };

@@ -107,9 +107,10 @@ struct CrossEntropyRows {
 };
 
 struct AdamWRange {
-  float *master, *exp_avg, *exp_avg_sq;
+  void* master;  // f32; in the table `bf16` u16, what the weights lack of it
+  float *exp_avg, *exp_avg_sq;
   const float* grad;
-  void* weights;  // of the table's type; may be null, and is in the table `f32`
+  void* weights;  // of the table's type; null in the table `f32`
   int64_t n;
   // g = grad * grad_scale + coupled_decay * master, and with its moments m and v
   // master = master * keep - rate * m / (sqrt(v) * inverse_sqrt_correction2 + eps), with
@@ -122,9 +123,10 @@ struct AdamWRange {
 // g = grad * grad_scale + weight_decay * master, buffer = momentum * buffer + g,
 // master -= lr * buffer
 struct SgdRange {
-  float *master, *momentum_buffer;
+  void* master;  // and `weights`, as in AdamWRange
+  float* momentum_buffer;
   const float* grad;
-  void* weights;  // as in AdamWRange
+  void* weights;
   int64_t n;
   float lr, momentum, weight_decay, grad_scale;
 };

@@ -135,6 +135,27 @@ MTL_INLINE void store(T* p, F x, Part part) {
   __builtin_memcpy(p, lanes, static_cast<size_t>(part.count) * sizeof(T));
 }
 
+// f32 in two halves (common/half.h): the upper is a bf16, the lower what that lacks.
+template <class Lanes>
+MTL_INLINE F load_parts(const uint16_t* upper, const uint16_t* lower, Lanes lanes) {
+  const I rest = (I)load(lower, lanes) >> 16;  // with its sign
+  return (F)((U)load(upper, lanes) + (U)rest);
+}
+MTL_INLINE void store_parts(uint16_t* upper, uint16_t* lower, F x, Full) {
+  const U bits = (U)x;
+  const HalfU16 high =
+      __builtin_convertvector((x != x ? bits | 0x400000u : bits + 0x8000u) >> 16, HalfU16);
+  const HalfU16 low = __builtin_convertvector(x != x ? U{} : bits & 0xffffu, HalfU16);
+  __builtin_memcpy(upper, &high, sizeof high);
+  __builtin_memcpy(lower, &low, sizeof low);
+}
+MTL_INLINE void store_parts(uint16_t* upper, uint16_t* lower, F x, Part part) {
+  uint16_t high[kLanes], low[kLanes];
+  store_parts(high, low, x, Full{});
+  __builtin_memcpy(upper, high, static_cast<size_t>(part.count) * sizeof(uint16_t));
+  __builtin_memcpy(lower, low, static_cast<size_t>(part.count) * sizeof(uint16_t));
+}
+
 // Stores that go around the caches: for outputs that are larger than the caches and not read first,
 // they save the read of the line that is about to be overwritten. `p` must be aligned to the bytes
 // stored; finish with stream_done().
