@@ -34,6 +34,7 @@ ATTENTION = [
     ("backward, heads of 64", r"attention_key_warpgroups<mtl::cuda::Bf16, 64, false, true>"),
     ("dK, dV, heads of 128", r"attention_key_warpgroups<mtl::cuda::Bf16, 128, false, false>"),
     ("dQ, heads of 128", r"attention_query_warpgroups<mtl::cuda::Bf16, 128, false>"),
+    ("joint, heads of 64", r"attention_backward_joint<mtl::cuda::Bf16, 64, false>"),
     ("joint, heads of 128", r"attention_backward_joint<mtl::cuda::Bf16, 128, false>"),
 ]
 MEMORY = [
@@ -81,8 +82,13 @@ def target_of(instruction, kinds="BRA"):
 
 
 def loops(body):
-    """From a jump's target to the jump, innermost first."""
-    ends = [(target_of(text), at) for at, text in body]
+    """From a jump's target to the jump, innermost first. Where a barrier is asked again is no loop's
+    end: that lies behind the kernel's, and jumps back."""
+    ends = [
+        (target_of(text), at)
+        for i, (at, text) in enumerate(body)
+        if not any("TRYWAIT" in before for _, before in body[max(i - 2, 0) : i])
+    ]
     spans = sorted((at - to, to, at) for to, at in ends if to is not None and to < at)
     return [[one for one in body if first <= one[0] <= last] for _, first, last in spans]
 
@@ -111,7 +117,9 @@ def is_rare(block):
     dropout = n["HGMMA"] == 0 and n["F2FP"] == 0 and n["IMAD"] + n["LOP3"] > 40
     dropout = dropout or (n["UIADD3"] >= 18 and n["HGMMA"] == 0) or n["SHFL"] == 1
     masks = n["MUFU"] == 0 and (n["FSEL"] >= 24 or n["I2FP"] > 8)
-    return dropout or masks or n["FMUL"] == len(block) or n["STG"] > 0
+    # Once for a tile of keys or queries, not for a pair: which one it is, and its results.
+    results = n["I2F"] > 0 or (n["FMUL"] == 32 and n["STSM"] + n["STS"] > 0)
+    return dropout or masks or results or n["FMUL"] == len(block) or n["STG"] > 0
 
 
 def cycles(n):

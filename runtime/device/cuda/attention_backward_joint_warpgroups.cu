@@ -14,7 +14,9 @@
 //   issues S and dP of i;  makes P and dS;  writes dS to shared memory, for both
 //   issues dQ of i - 1, dV and dK of i;  while dK runs, puts dQ into the room
 //
-// and dK of i runs on under S and dP of i + 1.
+// and dK of i runs on under S and dP of i + 1. With heads of 64, of which two tiles of keys have
+// room, the last dQ of one is made beside the first products of the next, and its dK and dV are
+// written while S and dP of that run: with 1,024 tokens a tile of keys meets 4.5 of queries.
 #include "runtime/device/cuda/attention_key_tiles.h"
 #include "runtime/device/cuda/attention_query_sums.h"
 #include "runtime/device/cuda/attention_warpgroups.h"
@@ -32,6 +34,7 @@ inline constexpr unsigned kRoomBytes = kSumsOfTile * sizeof(float);
 // registers for what the producer knows.
 struct QueryStep {
   int64_t of_all;  // HeadPlace's
+  int sequence;
   int head, q;     // local; the tile's first query
   int before;      // how many add to its dQ earlier; negative: there is no step any more
   bool is_last;    // nobody adds later
@@ -48,6 +51,8 @@ struct JointShape {
   static constexpr int kKeyStages = kDim == 64 ? 2 : 1, kStages = 2;
   // Whether dK runs on under the next tile's products: of heads of 64 there are too few registers.
   static constexpr bool kRunsOn = kDim == 128;
+  // Whether the last dQ of a tile of keys is made beside the next one's products: its keys stay.
+  static constexpr bool kCarriesOver = kKeyStages > 1;
   static constexpr int kRooms = kDim == 64 ? 1 : 2;
   static constexpr unsigned kOwnKeys = Panels<kDim>::tile_bytes(kRows);  // of a consumer
   static constexpr unsigned kKeyTile = 2 * kConsumers * kOwnKeys;
@@ -75,7 +80,7 @@ struct JointShape {
 // A warp's 16 x 64 of a tile's dQ go into its part of the room as its lanes have them; the last
 // block finds there what the others have added, and writes dQ.
 template <typename T, int kDim>
-__device__ inline void put_into_room(const AttentionWork& w, int sequence, const QueryStep& step,
+__device__ inline void put_into_room(const AttentionWork& w, const QueryStep& step,
                                      const Consumer& consumer, unsigned char* room,
                                      const float (&dq)[1][kSumOctets][4]) {
   auto* const own = reinterpret_cast<float4*>(room) +
@@ -88,25 +93,24 @@ __device__ inline void put_into_room(const AttentionWork& w, int sequence, const
     return;
   }
   // In registers of their own: those of a product are left alone while others are under way.
-  float all[1][kSumOctets][4];
+  float all[kSumOctets][4];
   MTL_UNROLL()
   for (int n = 0; n < kSumOctets; ++n) {
     float4 sum = {0, 0, 0, 0};
     if (step.before > 0) sum = own[n * static_cast<int>(kWarp)];
-    all[0][n][0] = sum.x + dq[0][n][0];
-    all[0][n][1] = sum.y + dq[0][n][1];
-    all[0][n][2] = sum.z + dq[0][n][2];
-    all[0][n][3] = sum.w + dq[0][n][3];
+    all[n][0] = sum.x + dq[0][n][0];
+    all[n][1] = sum.y + dq[0][n][1];
+    all[n][2] = sum.z + dq[0][n][2];
+    all[n][3] = sum.w + dq[0][n][3];
   }
   const int q = step.q + (kDim == 64 ? consumer.index * kRows : 0) + 16 * consumer.warp;
   if (q >= w.seq) return;
   const int column = kDim == 64 ? 0 : consumer.index * 64;
-  const float scale[1][2] = {{w.scale, w.scale}};
-  const HeadPlace place = place_of(w, sequence, step.head);
+  const HeadPlace place = place_of(w, step.sequence, step.head);
   T* const to =
       static_cast<T*>(w.dqkv) + (place.row + q) * w.row_stride + query_column(w, place) + column;
-  store_rows<T, 64>(all, scale, reinterpret_cast<T*>(own - consumer.lane), to, w.row_stride,
-                    w.seq - q, 64);
+  store_octets(all, w.scale, reinterpret_cast<unsigned char*>(own - consumer.lane), to,
+               w.row_stride, w.seq - q);
 }
 
 // Writes a consumer's 64 rows, 64 columns at a time, by way of a warp's `room`.
@@ -116,17 +120,10 @@ __device__ inline void store_key_rows(const AttentionWork& w, const Consumer& co
                                       unsigned char* room, T* to, int first) {
   const int row = first + 16 * consumer.warp;
   if (row >= w.seq) return;
-  const float factors[1][2] = {{factor, factor}};
   MTL_UNROLL()
   for (int column = 0; column < kDim; column += 64) {
-    float part[1][8][4];
-    MTL_UNROLL()
-    for (int n = 0; n < 8; ++n) {
-      MTL_UNROLL()
-      for (int i = 0; i < 4; ++i) part[0][n][i] = c[0][column / 8 + n][i];
-    }
-    store_rows<T, 64>(part, factors, reinterpret_cast<T*>(room), to + row * w.row_stride + column,
-                      w.row_stride, w.seq - row, 64);
+    store_octets(c[0] + column / 8, factor, room, to + row * w.row_stride + column, w.row_stride,
+                 w.seq - row);
   }
 }
 
@@ -182,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         barriers.numbers[key_stage] = number;
         if (number >= all_tiles) {
           arrive(keys_full);
-          for (int i = 0; i < Shape::kRooms; ++i) tell(next + i, {0, 0, 0, -1, false, 0});
+          for (int i = 0; i < Shape::kRooms; ++i) tell(next + i, {0, 0, 0, 0, -1, false, 0});
           break;
         }
         const KeyTile<Shape> tile = key_tile_of<Shape, kLimited>(w, order, number);
@@ -195,9 +192,13 @@ __global__ void __launch_bounds__(kThreads, 1)
           const auto [before, is_last] =
               adding_order<Shape, kLimited>(w, order, tile.place.row, tile.index, q);
           unsigned& before_in_room = waited[next % Shape::kRooms];
-          const QueryStep step = {
-              tile.place.of_all + member, tile.place.head + member, q, before, is_last,
-              before_in_room % 2};
+          const QueryStep step = {tile.place.of_all + member,
+                                  tile.sequence,
+                                  tile.place.head + member,
+                                  q,
+                                  before,
+                                  is_last,
+                                  before_in_room % 2};
           if (step.waits()) ++before_in_room;
           tell(next, step);
           Barrier& full = barriers.queries.begin(next, 2 * Shape::kTile + Shape::kStatsBytes);
@@ -248,46 +249,67 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     take_registers<kConsumerRegisters>();
     const Consumer consumer = consumer_of_thread();
+    float dk[1][kDim / 8][4], dv[1][kDim / 8][4], dq[1][kSumOctets][4];
+    const auto stage_of_keys = [&](int i) {
+      return keys + static_cast<unsigned>(i % Shape::kKeyStages) * Shape::kKeyTile;
+    };
+    // dQ of tile i, once both consumers have written its dS.
+    const auto issue_dq = [&](int i, uint32_t keys_at) {
+      barriers.gradients.wait_for(i);
+      multiply_gradients<T, kDim>(
+          dq[0], shared_address(gradients) + static_cast<unsigned>(i % 2) * Shape::kGradients,
+          keys_at, Shape::kOwnKeys, consumer.index);
+    };
+    const auto hand_over_dq = [&](int i) {
+      barriers.gradients.done_with(i);
+      unsigned char* const room = rooms + i % Shape::kRooms * kRoomBytes;
+      const QueryStep& step = barriers.step[i % kSteps];
+      barriers.rooms.wait_to_write(i);
+      if (step.waits()) wait(barriers.sums[i % Shape::kRooms], step.phase);
+      put_into_room<T, kDim>(w, step, consumer, room, dq);
+      barriers.rooms.written(i);
+    };
+    // dK and dV of the tile of keys `own`, by way of a warp's `room`.
+    const auto store_keys = [&](const KeyTile<Shape>& own, unsigned char* room) {
+      const int own_key = own.first + consumer.index * kRows;
+      T* const to = static_cast<T*>(w.dqkv) + own.place.row * w.row_stride;
+      store_key_rows<T, kDim>(w, consumer, dk, w.scale, room, to + key_column(w, own.place),
+                              own_key);
+      store_key_rows<T, kDim>(w, consumer, dv, w.keep_scale, room, to + value_column(w, own.place),
+                              own_key);
+    };
+    // The same of the i-th, whose keys are still needed. Its own values a consumer alone has
+    // multiplied by: there is room. The copy engine writes there behind the next dS and its fence.
+    const auto store_carried = [&](int i) {
+      sync_some(kOwnThreads + consumer.index, static_cast<int>(kWarpgroup));
+      const int number = of_warp(barriers.numbers[i % Shape::kKeyStages]);
+      store_keys(key_tile_of<Shape, kLimited>(w, order, number),
+                 stage_of_keys(i) +
+                     static_cast<unsigned>(kConsumers + consumer.index) * Shape::kOwnKeys +
+                     consumer.warp * (Shape::kOwnKeys / 4));
+    };
     int next = 0;  // tile of queries
-    for (int done = 0;; ++done) {
+    int done = 0;  // tiles of keys
+    for (;; ++done) {
       const int key_stage = done % Shape::kKeyStages;
       barriers.keys.wait_for(done);
       const int number = of_warp(barriers.numbers[key_stage]);
       if (number >= all_tiles) break;
       const KeyTile<Shape> own = key_tile_of<Shape, kLimited>(w, order, number);
-      const int own_key = own.first + consumer.index * kRows;
-      const int warp_key = own_key + 16 * consumer.warp;
-      unsigned char* const both_keys = keys + static_cast<unsigned>(key_stage) * Shape::kKeyTile;
-      const uint32_t keys_at = shared_address(both_keys);
+      const int warp_key = own.first + consumer.index * kRows + 16 * consumer.warp;
+      const uint32_t keys_at = shared_address(stage_of_keys(done));
       const uint32_t own_keys = keys_at + static_cast<unsigned>(consumer.index) * Shape::kOwnKeys;
       const uint32_t own_values = own_keys + kConsumers * Shape::kOwnKeys;
 
-      float dk[1][kDim / 8][4], dv[1][kDim / 8][4];
-      clear(dk);
-      clear(dv);
       uint32_t p[kN][2], ds[kN][2];
-      // dQ of tile i, once both consumers have written its dS.
-      float dq[1][kSumOctets][4];
-      const auto issue_dq = [&](int i) {
-        barriers.gradients.wait_for(i);
-        multiply_gradients<T, kDim>(
-            dq[0], shared_address(gradients) + static_cast<unsigned>(i % 2) * Shape::kGradients,
-            keys_at, Shape::kOwnKeys, consumer.index);
-      };
-      const auto hand_over_dq = [&](int i) {
-        barriers.gradients.done_with(i);
-        unsigned char* const room = rooms + i % Shape::kRooms * kRoomBytes;
-        const QueryStep& step = barriers.step[i % kSteps];
-        barriers.rooms.wait_to_write(i);
-        if (step.waits()) wait(barriers.sums[i % Shape::kRooms], step.phase);
-        put_into_room<T, kDim>(w, own.sequence, step, consumer, room, dq);
-        barriers.rooms.written(i);
-      };
-      for (const int first = next, end = next + own.count; next < end; ++next) {
+      // The first tile, which no dQ is left to be made before.
+      const int first = Shape::kCarriesOver ? 0 : next;
+      for (const int begin = next, end = next + own.count; next < end; ++next) {
         const int stage = next % Shape::kStages;
         const uint32_t queries_at = shared_address(queries + stage * Shape::kTile);
         const uint32_t douts_at = shared_address(douts + stage * Shape::kTile);
         const TwoStats* const stats_at = stats + stage * Shape::kQueries / 2;
+        const bool carries = Shape::kCarriesOver && next == begin && done > 0;
         float s[kN][4], dp[kN][4];
         barriers.queries.wait_for(next);
         const QueryStep& step = barriers.step[next % kSteps];
@@ -295,6 +317,14 @@ __global__ void __launch_bounds__(kThreads, 1)
         const int q = of_warp(step.q);
         multiply_rows<T, kDim>(s, own_keys, queries_at);
         multiply_rows<T, kDim>(dp, own_values, douts_at);
+        if constexpr (Shape::kCarriesOver) {
+          if (carries) {
+            // Nothing else is under way, which ptxas does not know over the end of the loop: before
+            // it lets dK be read, it would wait for these two as well.
+            products_wait<2>();
+            store_carried(done - 1);
+          }
+        }
         products_wait<1>();  // the scores, and dK of the tile before
         hold(s);
         if constexpr (Shape::kRunsOn) {
@@ -318,38 +348,43 @@ __global__ void __launch_bounds__(kThreads, 1)
         barriers.gradients.written(next);
         // Also of the first tile, which has none before it: with a condition around products, or a
         // first tile by itself, ptxas waits for every single product (C7515, C7512).
-        issue_dq(max(next - 1, first));
-        multiply_sums<T, kDim>(dv[0], p, douts_at);
-        multiply_sums<T, kDim>(dk[0], ds, queries_at);
+        issue_dq(max(next - 1, first), carries ? shared_address(stage_of_keys(done - 1)) : keys_at);
+        multiply_sums<T, kDim>(dv[0], p, douts_at, next > begin);
+        multiply_sums<T, kDim>(dk[0], ds, queries_at, next > begin);
         products_wait<1>();
         hold(dv[0]);
         hold(dq[0]);
         if (next > first) hand_over_dq(next - 1);
+        if (carries) barriers.keys.done_with(done - 1);
         if constexpr (!Shape::kRunsOn) {
           products_wait<0>();
           hold(dk[0]);
           barriers.queries.done_with(next);
         }
       }
-      issue_dq(next - 1);
-      products_wait<0>();
-      hold(dk[0]);
-      hold(dq[0]);
-      if constexpr (Shape::kRunsOn) barriers.queries.done_with(next - 1);
-      hand_over_dq(next - 1);
-
-      // Both have multiplied all keys: there is room for results.
-      sync_some(kAllConsumers, kConsumerThreads);
-      unsigned char* const room =
-          both_keys + (consumer.index * 4 + consumer.warp) * (Shape::kKeyTile / kConsumerWarps);
-      T* const to = static_cast<T*>(w.dqkv) + own.place.row * w.row_stride;
-      store_key_rows<T, kDim>(w, consumer, dk, w.scale, room, to + key_column(w, own.place),
-                              own_key);
-      store_key_rows<T, kDim>(w, consumer, dv, w.keep_scale, room, to + value_column(w, own.place),
-                              own_key);
-      // The copy engine is to write there next.
-      written_for_products();
-      barriers.keys.done_with(done);
+      if constexpr (!Shape::kCarriesOver) {
+        issue_dq(next - 1, keys_at);
+        products_wait<0>();
+        hold(dk[0]);
+        hold(dq[0]);
+        if constexpr (Shape::kRunsOn) barriers.queries.done_with(next - 1);
+        hand_over_dq(next - 1);
+        // Both have multiplied all keys: there is room for results.
+        sync_some(kAllConsumers, kConsumerThreads);
+        store_keys(own, stage_of_keys(done) + (consumer.index * 4 + consumer.warp) *
+                                                  (Shape::kKeyTile / kConsumerWarps));
+        written_for_products();  // as dS: the copy engine is to write there next
+        barriers.keys.done_with(done);
+      }
+    }
+    if constexpr (Shape::kCarriesOver) {
+      if (done > 0) {  // others may have been faster
+        issue_dq(next - 1, shared_address(stage_of_keys(done - 1)));
+        store_carried(done - 1);
+        products_wait<0>();
+        hold(dq[0]);
+        hand_over_dq(next - 1);
+      }
     }
   }
 }
@@ -358,8 +393,8 @@ template <typename T, int kDim, bool kLimited>
 void launch_copies(Queue& queue, const AttentionWork& w, void* memory) {
   using Shape = JointShape<kDim>;
   static_assert(kMostQueries >= Shape::kQueries);
-  static_assert(Shape::kSharedBytes <= size_t{227} << 10);  // of a Hopper's block
-  static_assert(Shape::kKeyTile / kConsumerWarps >= 16 * kRowElements<64> * sizeof(T));
+  static_assert(Shape::kSharedBytes <= size_t{227} << 10);    // of a Hopper's block
+  static_assert(Shape::kOwnKeys / 4 >= 16 * 64 * sizeof(T));  // rooms of warps
   const kernel_scratch::AttentionSize size = size_of(w);
   const int64_t tiles = kernel_scratch::turns_of(size, kernel_scratch::Adder::copies);
   auto* const turns = static_cast<unsigned*>(memory) + tiles * kSumsOfTile;

@@ -87,9 +87,11 @@ __device__ inline void multiply_rows(float (&c)[kN][4], uint32_t a, uint32_t b) 
   products_issued();
 }
 
-// Issues c += A B: A is 64 rows of 8 kN sums, rounded, B the 8 kN rows of a tile.
+// Issues c += A B, or without `adds` c = A B: A is 64 rows of 8 kN sums, rounded, B the 8 kN rows
+// of a tile.
 template <typename T, int kDim, int kN>
-__device__ inline void multiply_sums(float (&c)[kDim / 8][4], uint32_t (&sums)[kN][2], uint32_t b) {
+__device__ inline void multiply_sums(float (&c)[kDim / 8][4], uint32_t (&sums)[kN][2], uint32_t b,
+                                     bool adds = true) {
   using Tile = Panels<kDim>;
   const uint64_t right = columns_operand<Tile::kPanel>(b, Tile::panel_bytes(8 * kN));
   hold(sums);
@@ -97,8 +99,9 @@ __device__ inline void multiply_sums(float (&c)[kDim / 8][4], uint32_t (&sums)[k
   MTL_UNROLL()
   for (int k = 0; k < kN; k += 2) {
     const uint32_t left[4] = {sums[k][0], sums[k][1], sums[k + 1][0], sums[k + 1][1]};
-    multiply_registers<T>(
-        c, left, descriptor::behind(right, static_cast<unsigned>(8 * k) * Tile::kRowBytes), true);
+    multiply_registers<T>(c, left,
+                          descriptor::behind(right, static_cast<unsigned>(8 * k) * Tile::kRowBytes),
+                          adds || k > 0);
   }
   products_issued();
 }
@@ -167,6 +170,36 @@ __device__ inline void store_own_rows(const AttentionWork& w, const Consumer& co
   if (row >= w.seq) return;
   T* const tile = reinterpret_cast<T*>(room) + 16 * consumer.warp * kRowElements<kDim>;
   store_rows<T, kDim>(c, factor, tile, to + row * stride, stride, w.seq - row, w.head_dim);
+}
+
+// Writes a warp's 16 rows of 64 columns times `factor`, the first `count` of them, by way of
+// `room`: 2 KB that only this warp uses, its 16-byte pieces swizzled as in a panel.
+template <typename T>
+__device__ inline void store_octets(const float (*c)[4], float factor, unsigned char* room, T* to,
+                                    int64_t stride, int count) {
+  constexpr int kRowBytes = 128, kPieces = 8, kRowsAtOnce = static_cast<int>(kWarp) / kPieces;
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  __syncwarp();  // whoever has read there before
+  // Four 8 x 8 at a time, of which a lane has the address of a row.
+  const int row_of_lane = lane % 16;
+  MTL_UNROLL()
+  for (int n = 0; n < 8; n += 2) {
+    const int piece = (n + lane / 16) ^ (row_of_lane % 8);
+    const uint32_t four[4] = {pack_two<T>(c[n][0] * factor, c[n][1] * factor),
+                              pack_two<T>(c[n][2] * factor, c[n][3] * factor),
+                              pack_two<T>(c[n + 1][0] * factor, c[n + 1][1] * factor),
+                              pack_two<T>(c[n + 1][2] * factor, c[n + 1][3] * factor)};
+    store_tiles(room + row_of_lane * kRowBytes + piece * 16, four);
+  }
+  __syncwarp();
+  const int piece = lane % kPieces;
+  MTL_UNROLL()
+  for (int first = 0; first < 16; first += kRowsAtOnce) {
+    const int row = first + lane / kPieces;
+    if (row >= count) continue;
+    *reinterpret_cast<uint4*>(to + row * stride + piece * 8) =
+        *reinterpret_cast<const uint4*>(room + row * kRowBytes + (piece ^ row % 8) * 16);
+  }
 }
 
 // The tiles of keys that a block's queries see, the first of which is `first`. They come from the
