@@ -278,9 +278,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       store_key_rows<T, kDim>(w, consumer, dv, w.keep_scale, room, to + value_column(w, own.place),
                               own_key);
     };
-    // The same of the i-th, whose keys are still needed. Its own values a consumer alone has
-    // multiplied by: there is room. The copy engine writes there behind the next dS and its fence.
+    // The same of the i-th, whose keys are still needed. Its own values a consumer alone multiplies
+    // by: there is room. The copy engine writes there behind the next dS and its fence.
     const auto store_carried = [&](int i) {
+      // All of its warps have: of a product nobody says which of them reads what.
       sync_some(kOwnThreads + consumer.index, static_cast<int>(kWarpgroup));
       const int number = of_warp(barriers.numbers[i % Shape::kKeyStages]);
       store_keys(key_tile_of<Shape, kLimited>(w, order, number),
