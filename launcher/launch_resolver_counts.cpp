@@ -102,6 +102,13 @@ void LaunchResolver::finish_nodes() {
 void LaunchResolver::finish_counts() {
   const bool hosts = r_.starts_agents();
   const int nodes = std::max(r_.max_nodes, 1);
+  // A file's total is that of the machines that it was written for. Hosts that are named by a
+  // stronger layer bring their own ranks.
+  if (r_.mode == LaunchRequest::Mode::hosts && total_.layer == kFile &&
+      std::max(hosts_.layer, hostfile_.layer) > kFile &&
+      (hosts_have_slots() || nodes_.value.max != nodes)) {
+    total_ = {};
+  }
   // The stronger one counts; of the same layer, both.
   if (total_.said() && per_node_.said() && total_.layer != per_node_.layer) {
     if (total_.layer < per_node_.layer) {

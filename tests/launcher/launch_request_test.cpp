@@ -114,6 +114,33 @@ TEST_CASE("how many ranks and where") {
   }
 }
 
+TEST_CASE("a file's number of processes is for its machines, not for hosts that a flag names") {
+  const auto ranks = [](const std::string& hosts, const std::string& file, Values flags = {}) {
+    flags.emplace_back("hosts", hosts);
+    const Outcome outcome = resolved(flags, file_of(file));
+    CAPTURE(outcome.words);
+    CHECK(outcome.codes.empty());
+    std::string text = fmt::format("{} ", outcome.request.local_ranks);
+    for (const Host& host : outcome.request.hosts)
+      text += fmt::format("{}:{} ", host.name, host.slots);
+    return text;
+  };
+  // mtl config default writes this where there are no GPUs.
+  const std::string here = "distributed_type: NO\nnum_processes: 1\nuse_cpu: true\n";
+  CHECK(ranks("a:2,b:2", here) == "0 a:2 b:2 ");
+  CHECK(ranks("a,b", here) == "0 a:0 b:0 ");
+  CHECK(ranks("a:4,b:4", here, {{"num_processes", "6"}}) == "0 a:4 b:2 ");
+  CHECK(ranks("a,b", here, {{"num_processes", "6"}}) == "3 a:0 b:0 ");
+  // As many machines as the file has.
+  const std::string two =
+      "distributed_type: MULTI_CPU\nuse_cpu: true\nnum_machines: 2\nnum_processes: 8\n";
+  CHECK(ranks("a,b", two) == "4 a:0 b:0 ");
+  CHECK(ranks("a:1,b:2", two) == "0 a:1 b:2 ");
+  // The file's own hosts.
+  const Outcome own = resolved({}, file_of(two + "megatron_lm_config:\n  mtl_hosts: a:9,b:9\n"));
+  CHECK(own.request.ranks == 8);
+}
+
 TEST_CASE("what a node without a word or with one runs, by what it has") {
   NodeHardware hardware;
   hardware.cores = 6;
