@@ -37,6 +37,10 @@ struct ControllerOptions {
   // NodeOffer::position of the node in the controller's own process: a signal there is meant for
   // the job. One at another node makes that leave, if the others may go on. -1 = none.
   int own_position = -1;
+  // What our own command says, where the same is typed on every node: all ranks, and whether that
+  // is what it was given (num_processes) or follows from its own node. 0 = not known.
+  int ranks = 0;
+  bool total_said = false;
   bool tell_nodes = false;  // notices go to the nodes, where people are, and not to the port
   int max_restarts = 0;     // after failures of ranks; the loss of a node is free while min < max
   std::chrono::milliseconds join_timeout{600'000};

@@ -46,15 +46,31 @@ std::optional<Diagnostic> Controller::refusal(const HelloMessage& hello,
                                           options_.version),
                       .help = "install the same version on all nodes"};
   }
-  if (hello.dead_after == options_.dead_after) return {};
-  const auto in_seconds = [](milliseconds time) {
-    return fmt::format("{:g}", std::chrono::duration<double>(time).count());
+  const auto started_otherwise = [&](const std::string& with, const std::string& ours,
+                                     const std::string& option) {
+    return Diagnostic{.code = "launch.join",
+                      .what = fmt::format("{} was started {} and this job {}", host, with, ours),
+                      .help = "give every node the same " + option};
   };
-  return Diagnostic{
-      .code = "launch.join",
-      .what = fmt::format("{} was started with --dead_after {} and this job with {}", host,
-                          in_seconds(hello.dead_after), in_seconds(options_.dead_after)),
-      .help = "give every node the same --dead_after"};
+  if (hello.dead_after != options_.dead_after) {
+    const auto in_seconds = [](milliseconds time) {
+      return fmt::format("{:g}", std::chrono::duration<double>(time).count());
+    };
+    return started_otherwise("with --dead_after " + in_seconds(hello.dead_after),
+                             "with " + in_seconds(options_.dead_after), "--dead_after");
+  }
+  const int nodes = options_.membership.max_nodes;
+  if (hello.nodes != 0 && hello.nodes != nodes) {
+    return started_otherwise(fmt::format("for {} machines", hello.nodes),
+                             fmt::format("for {}", nodes), "--num_machines");
+  }
+  // Whoever says how many ranks there are in all has them shared out evenly. Who only says how many
+  // its own node has leaves the others theirs.
+  if (options_.ranks == 0 || !hello.offer || (hello.ranks == 0 && !options_.total_said)) return {};
+  const int ranks = hello.ranks != 0 ? hello.ranks : hello.offer->slots * nodes;
+  if (ranks == options_.ranks) return {};
+  return started_otherwise(fmt::format("for {} ranks in all", ranks),
+                           fmt::format("for {}", options_.ranks), "--num_processes");
 }
 
 void Controller::on_hello(LinkId link, const HelloMessage& hello, Time now) {

@@ -47,6 +47,8 @@ class ControllerThread {
     policy.membership.by_rank = !options.request.elastic;
     policy.grows = options.request.elastic;
     policy.own_position = kOwnPosition;
+    if (policy.membership.by_rank) policy.ranks = options.request.ranks;
+    policy.total_said = options.request.total_said;
     if (policy.is_ours) policy.token = make_token();
     controller_.emplace(std::move(policy), port_, std::chrono::steady_clock::now());
     const SignalsBlocked for_the_thread;
@@ -209,6 +211,8 @@ JobOutcome run_member_job(const JobOptions& options) {
   node.job = node_job(options);
   if (!request.elastic) {
     node.rank = request.machine_rank;
+    node.said_nodes = request.max_nodes;
+    if (request.total_said) node.said_ranks = request.ranks;
     node.job->master_address = request.address;
   } else if (controller) {
     node.job->position = kOwnPosition;

@@ -210,10 +210,10 @@ auto decode(const std::string& body, Read read) -> std::optional<decltype(read(j
 }  // namespace
 
 std::string encode(const HelloMessage& message) {
-  json object = {{"version", message.version},
-                 {"host", to_text(message.host)},
-                 {"position", message.position},
-                 {"dead_after_ms", milliseconds_of(message.dead_after)}};
+  json object = {
+      {"version", message.version},   {"host", to_text(message.host)},
+      {"position", message.position}, {"nodes", message.nodes},
+      {"ranks", message.ranks},       {"dead_after_ms", milliseconds_of(message.dead_after)}};
   if (message.offer) object["offer"] = to_json(*message.offer);
   return object.dump();
 }
@@ -223,6 +223,8 @@ std::optional<HelloMessage> decode_hello_message(const std::string& body) {
     message.version = object.at("version");
     message.host = to_bytes(object.at("host"));
     message.position = object.value("position", -1);
+    message.nodes = object.value("nodes", 0);
+    message.ranks = object.value("ranks", 0);
     // Another version may not say it, and is refused for being one.
     message.dead_after = std::chrono::milliseconds(object.value("dead_after_ms", int64_t{0}));
     if (object.contains("offer")) message.offer = offer_of(object.at("offer"));

@@ -77,6 +77,9 @@ struct HelloMessage {
   // The leases are only safe if both sides count alike: another value than the job's is refused.
   std::chrono::milliseconds dead_after{5'000};
   int position = -1;  // of an agent that has dialled us: its place among the nodes; else -1
+  // What the command typed on it says of the whole job; 0 = nothing.
+  int nodes = 0;
+  int ranks = 0;
 };
 struct AssignMessage {
   int node_rank = 0;

@@ -37,6 +37,7 @@ struct LaunchRequest {
   static constexpr int kPerCore = -2;    // as many as it has cores
   static constexpr int kPerDevice = -3;  // as many as it has GPUs, without GPUs one per core
   bool ranks_said = false;               // by anybody: num_processes, nproc_per_node
+  bool total_said = false;               // `ranks` is what num_processes says
   bool need_gpu = false;                 // fewer GPUs than ranks is an error
   // Whether a rank that is alone is told its number all the same, as torchrun does. Not where a
   // file says `distributed_type: NO` and nobody uses torchrun's words: accelerate's library, and

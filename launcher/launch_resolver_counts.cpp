@@ -125,6 +125,7 @@ void LaunchResolver::finish_counts() {
   }
   r_.local_ranks = per_node_.said() ? per_node_.value : LaunchRequest::kAuto;
   r_.ranks_said = total_.said() || r_.local_ranks > 0;
+  r_.total_said = total_.said();
   r_.ranks = 0;
   if (total_.said() && per_node_.said()) {
     if (per_node_.value > 0 && total_.value != per_node_.value * nodes) {

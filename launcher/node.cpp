@@ -127,7 +127,9 @@ class Node {
                          .host = options_.host.empty() ? host_name() : options_.host,
                          .offer = {},
                          .dead_after = hub_.dead_after(),
-                         .position = options_.position};
+                         .position = options_.position,
+                         .nodes = options_.said_nodes,
+                         .ranks = options_.said_ranks};
     if (options_.job) message.offer = offer(*options_.job);
     send(JobMessage::hello, encode(message));
   }

@@ -25,6 +25,9 @@ struct NodeOptions {
   // The job, if it was typed here; else the controller sends it.
   std::optional<NodeJob> job;
   int rank = -1;  // machine_rank
+  // What the command typed here says of the whole job, where that cannot change; 0 = nothing.
+  int said_nodes = 0;
+  int said_ranks = 0;
   // How this node calls itself and where it stands among the others, where its scheduler says so.
   std::string host;  // "" = by its own name
   int position = -1;

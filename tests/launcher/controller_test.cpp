@@ -27,6 +27,38 @@ TEST_CASE("a node that counts silence in another way is refused") {
   CHECK(job.port.count(JobMessage::assign) == 2);
 }
 
+TEST_CASE("a node that was told of another number of nodes or ranks is refused") {
+  // Of a job of two nodes with two ranks each, whose command says how many there are in all or not.
+  const auto refusal_of = [](bool total_said, int nodes, int ranks, int slots) {
+    ToldJob job(2, 2, 0, false, false, false, total_said);
+    job.join(0);
+    NodeOffer offer;
+    offer.host = "m1";
+    offer.key = offer.host;
+    offer.slots = slots;
+    offer.rank = 1;
+    HelloMessage hello{"1", offer.host, offer};
+    hello.nodes = nodes;
+    hello.ranks = ranks;
+    job.tell(1, JobMessage::hello, encode(hello), 0);
+    const ToldMessage* refused = job.port.last(JobMessage::refuse, 1);
+    CHECK((job.port.count(JobMessage::assign) == 2) == (refused == nullptr));
+    if (refused == nullptr) return std::string();
+    CHECK(decode_diagnostics(refused->body)->front().code == "launch.join");
+    return decode_diagnostics(refused->body)->front().what;
+  };
+  CHECK(refusal_of(true, 2, 4, 2) == "");
+  CHECK(refusal_of(true, 3, 6, 2) == "m1 was started for 3 machines and this job for 2");
+  CHECK(refusal_of(true, 2, 6, 3) == "m1 was started for 6 ranks in all and this job for 4");
+  // One of the two says only what its own node has.
+  CHECK(refusal_of(true, 2, 0, 2) == "");
+  CHECK(refusal_of(true, 2, 0, 3) == "m1 was started for 6 ranks in all and this job for 4");
+  CHECK(refusal_of(false, 2, 4, 2) == "");
+  CHECK(refusal_of(false, 2, 6, 3) == "m1 was started for 6 ranks in all and this job for 4");
+  // Both do.
+  CHECK(refusal_of(false, 2, 0, 3) == "");
+}
+
 TEST_CASE("a job starts when all nodes are there and ends when all have done their part") {
   ToldJob job(2, 2);
   job.join(1);

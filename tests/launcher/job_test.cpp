@@ -363,6 +363,28 @@ TEST_CASE("members: three nodes with different numbers of ranks") {
                                  "2 1 4 2 1 127.0.0.1\n", "3 0 4 1 2 127.0.0.1\n"});
 }
 
+TEST_CASE("members: a command for another number of ranks in all is refused and the job waits on") {
+  const ReservedPort kept(0);  // nobody else gets it
+  const uint16_t port = kept.port();
+  const auto of_all = [&](int rank, int ranks) {
+    JobOptions options = member("true", rank, 2, ranks / 2, port);
+    options.request.ranks = ranks;
+    options.request.total_said = true;
+    return options;
+  };
+  Child zero([&] { return run_job(of_all(0, 4)).exit_code; });
+  Child wrong([&] {
+    const JobOutcome outcome = run_job(of_all(1, 6));
+    const bool said = outcome.report.size() == 1 &&
+                      has(outcome.report.front().what, "for 6 ranks in all and this job for 4");
+    return said ? outcome.exit_code : 99;
+  });
+  CHECK(wrong.wait() == 4);
+  Child right([&] { return run_job(of_all(1, 4)).exit_code; });
+  CHECK(right.wait() == 0);
+  CHECK(zero.wait() == 0);
+}
+
 TEST_CASE("members: a failure on one node is the exit code of all") {
   const ReservedPort kept(0);  // nobody else gets it
   const uint16_t port = kept.port();

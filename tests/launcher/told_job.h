@@ -53,8 +53,10 @@ class ToldPort final : public ControllerPort {
 class ToldJob {
  public:
   explicit ToldJob(int min, int max, int max_restarts = 0, bool elastic = false,
-                   bool is_ours = false, bool listed = false) {
+                   bool is_ours = false, bool listed = false, bool total_said = false) {
     ControllerOptions options;
+    if (!elastic && !listed) options.ranks = 2 * max;
+    options.total_said = total_said;
     options.membership.min_nodes = min;
     options.membership.max_nodes = max;
     options.membership.by_rank = !elastic;
