@@ -1,6 +1,7 @@
 #include "launcher/gathering.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -93,10 +94,14 @@ std::vector<Diagnostic> Gathering::reports() const {
 }
 
 Diagnostic Gathering::not_enough(const Membership& members, bool late) const {
+  // Of the hosts that are not waited for any more, because others cannot come, nothing is known.
+  const std::string bad = members.known_bad();
+  std::vector<std::string> notes = {"missing: " + (bad.empty() ? members.missing() : bad)};
+  if (!bad.empty() && members.awaited() > 0) notes.push_back("no answer yet: " + members.missing());
   return {.code = "launch.nodes",
           .what = who_is_there(members.present(), options_.min_nodes) +
                   (late ? fmt::format(" after {} s", join_timeout_.count() / 1000) : ""),
-          .notes = {"missing: " + members.missing()},
+          .notes = std::move(notes),
           .help =
               "mend what is said above, leave the host out, or allow fewer nodes: "
               "--nnodes MIN:MAX"};

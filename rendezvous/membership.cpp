@@ -158,14 +158,24 @@ std::string Membership::missing() const {
   }
   // Those that may still come; if there are none, those that should have.
   for (const State state : {unheard, gone}) {
-    for (const Expected& one : expected_) {
-      if (one.state == state) names.push_back(one.host);
-    }
+    names = hosts_in(state);
     if (!names.empty()) return some_of(names);
   }
   const int lacking = options_.min_nodes - present();
   if (lacking <= 0) return "";
   return fmt::format("{} more {}", lacking, lacking == 1 ? "node" : "nodes");
+}
+
+std::string Membership::known_bad() const {
+  return some_of(hosts_in(gone));
+}
+
+std::vector<std::string> Membership::hosts_in(State state) const {
+  std::vector<std::string> hosts;
+  for (const Expected& one : expected_) {
+    if (one.state == state) hosts.push_back(one.host);
+  }
+  return hosts;
 }
 
 int Membership::present() const {

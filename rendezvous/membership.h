@@ -90,6 +90,8 @@ class Membership {
   std::optional<Time> next_change(Time now) const;
   // Who is missing, for people: "machine_rank 2, 5", "m3, m4", "2 more nodes".
   std::string missing() const;
+  // Expected hosts of which it is known that they do not come; "" if there are none.
+  std::string known_bad() const;
   int present() const;
   bool has_rank(int rank) const { return by_rank_.count(rank) > 0; }  // by_rank only
   bool is_present(LinkId link) const { return nodes_.count(link) > 0; }
@@ -133,6 +135,7 @@ class Membership {
   Expected* find_expected(int position);
   Expected* find_expected_of(LinkId link);
   void set_state(Expected& one, State state);
+  std::vector<std::string> hosts_in(State state) const;
   Time last_call_end() const;
   std::vector<Node*> places_in_order();
 

@@ -174,6 +174,18 @@ TEST_CASE("who is missing is said after five seconds and the wait has an end") {
   CHECK(job.outcome().report.back().notes[0].find("machine_rank 0, 2") != std::string::npos);
 }
 
+TEST_CASE("of hosts that are given up with another it is said that they had not answered") {
+  ToldJob job(3, 3, 0, false, false, true);
+  job.join_listed(0, "a", false);
+  job.controller->host_failed(1, {.code = "ssh.connect", .what = "m1: no connection"}, job.now);
+  job.pass(10s);
+  const std::vector<Diagnostic>& report = job.outcome().report;
+  REQUIRE(report.size() == 2);
+  CHECK(report[0].code == "ssh.connect");
+  CHECK(report[1].code == "launch.nodes");
+  CHECK(report[1].notes == std::vector<std::string>{"missing: m1", "no answer yet: m2"});
+}
+
 TEST_CASE("two nodes with one machine_rank: the second is refused with a reason") {
   ToldJob job(2, 2);
   job.join(0);
