@@ -36,6 +36,7 @@ LaunchRequest LaunchResolver::resolve(const LaunchGiven& given) {
   apply(given.flags, kFlags);
   finish_via();
   finish_engine();
+  check_job_device();
   check_stage(given);
   check_fsdp(given);
   finish_hosts();
@@ -110,6 +111,13 @@ void LaunchResolver::ignored_flags(const LaunchGiven& given) {
       if (reason.empty()) reason = "its engine is not used (--use_...)";
       by_reason[reason].push_back(found->second.origin);
       break;
+    }
+  }
+  if (scheduled()) {
+    for (const char* name : {"main_process_ip", "machine_rank"}) {
+      const auto found = given.flags.find(name);
+      if (found == given.flags.end()) continue;
+      by_reason["the nodes of the job are told where they meet"].push_back(found->second.origin);
     }
   }
   if (!ignored_words_.empty()) by_reason["the rendezvous is mtl's own"] = ignored_words_;

@@ -85,6 +85,7 @@ class LaunchResolver {
 
   // ---- what follows from all layers together
   void finish_engine();
+  void check_job_device();
   void check_stage(const LaunchGiven& given);
   void check_fsdp(const LaunchGiven& given);
   void finish_hosts();

@@ -113,6 +113,17 @@ void LaunchResolver::finish_engine() {
   }
 }
 
+// A file that was not written for the scheduler says what this machine has, often a login node.
+void LaunchResolver::check_job_device() {
+  const LaunchConfig& config = r_.config;
+  if (!scheduled() || !config.use_cpu || cpu_.said() || via_.layer <= kFile) return;
+  if (config.path.empty()) return;
+  diagnostics_.add({.code = "launch.job_on_cpus",
+                    .what = fmt::format("the job uses no GPUs: {} says use_cpu", config.path),
+                    .help = "--multi_gpu for GPUs; --cpu where none are wanted",
+                    .severity = Diagnostic::Severity::warning});
+}
+
 // accelerate's launcher refuses it of the file alone: the `false` of a flag is a text there, and
 // not empty. The program then broadcasts all the same, and says so.
 void LaunchResolver::check_fsdp(const LaunchGiven& given) {

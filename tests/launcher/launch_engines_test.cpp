@@ -65,6 +65,14 @@ TEST_CASE("what decides of a train.yaml and what it does not know") {
     const std::string words = resolved({{name, "2"}}, {}, true).words;
     CHECK(words.find(std::string("--") + name + " (its engine is not used") != std::string::npos);
   }
+  // Of a job that a scheduler starts, who is where is not ours to say.
+  for (const char* via : {"slurm", "kubernetes"}) {
+    const Outcome job = resolved(
+        {{"via", via}, {"num_machines", "2"}, {"machine_rank", "1"}, {"main_process_ip", "node0"}});
+    CHECK(job.codes == std::vector<std::string>{"launch.ignored_flag"});
+    CHECK(job.words.find("--main_process_ip, --machine_rank (the nodes of the job are told where "
+                         "they meet)") != std::string::npos);
+  }
   // For a program the flags of an engine that is not used change nothing.
   CHECK(resolved({{"megatron_lm_tp_degree", "2"}}).codes ==
         std::vector<std::string>{"launch.ignored_flag"});

@@ -141,6 +141,21 @@ TEST_CASE("a file's number of processes is for its machines, not for hosts that 
   CHECK(own.request.ranks == 8);
 }
 
+TEST_CASE("that a file's use_cpu keeps a job from GPUs is said, unless it was meant") {
+  const auto codes = [](const Values& flags, const std::string& more = "") {
+    return resolved(flags,
+                    file_of("distributed_type: NO\nnum_processes: 1\nuse_cpu: true\n" + more))
+        .codes;
+  };
+  const std::vector<std::string> said = {"launch.job_on_cpus"};
+  CHECK(codes({{"via", "slurm"}}) == said);
+  CHECK(codes({{"via", "kubernetes"}}) == said);
+  CHECK(codes({{"via", "slurm"}, {"cpu", "true"}}).empty());
+  CHECK(codes({{"via", "slurm"}, {"multi_gpu", "true"}}).empty());
+  CHECK(codes({}, "megatron_lm_config:\n  mtl_via: slurm\n").empty());
+  CHECK(codes({}).empty());
+}
+
 TEST_CASE("what a node without a word or with one runs, by what it has") {
   NodeHardware hardware;
   hardware.cores = 6;
