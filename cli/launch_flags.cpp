@@ -90,6 +90,8 @@ void declare_one(CommandLine& line, const LaunchFlag& flag, FlagValues& values, 
   declaration.shortened = names_of_torchrun(flag);
   declaration.set = [&flag, &values](const std::string& text) -> std::optional<std::string> {
     if (auto wanted = flag_value_wanted(flag, text)) return wanted;
+    // --config_file "$UNSET" must not mean the default one.
+    if (text.empty() && (flag.value == "FILE" || flag.value == "DIR")) return "a path";
     FlagValue& value = values[flag.name];
     value.origin = fmt::format("--{}", spelled(flag));
     if (flag.kind != FlagKind::list) value.texts.clear();

@@ -307,6 +307,14 @@ std::string engine_asked(const FlagValues& flags, Diagnostics& diagnostics) {
   return found.empty() ? "" : found.front();
 }
 
+// Whether the ranks run on other machines than this one.
+bool runs_elsewhere(const FlagValues& flags) {
+  if (flags.count("hosts") != 0 || flags.count("hostfile") != 0) return true;
+  const auto via = flags.find("via");
+  return via != flags.end() && via->second.texts.back() != "auto" &&
+         via->second.texts.back() != "local";
+}
+
 // What accelerate calls the kind of the run, which follows from several flags.
 void set_distributed_type(YamlValue& root, const FlagValues& flags, const std::string& engine) {
   const bool cpu = config_value(root, "use_cpu") == "true" && flags.count("multi_gpu") == 0;
@@ -324,6 +332,8 @@ void set_distributed_type(YamlValue& root, const FlagValues& flags, const std::s
 
 LaunchConfig config_of_flags(const FlagValues& flags, Diagnostics& diagnostics) {
   YamlValue root = config_tree(detect_launch_config("no"));
+  // That the machine where this is typed (a login node) has no GPUs says nothing of theirs.
+  if (runs_elsewhere(flags)) set_config_value(root, "use_cpu", "false");
   set_flags(root, flags);
   const std::string engine = engine_asked(flags, diagnostics);
   count_processes(root, flags, diagnostics);

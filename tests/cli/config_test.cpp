@@ -298,6 +298,10 @@ TEST_CASE("--no-input writes what the flags say") {
   CHECK(shell.mtl({"config", "--no-input", "--force", "--num_processes", "2"}).code == 0);
   CHECK(file_text(shell.dir() / kDefaultConfig).find("num_processes: 2") != std::string::npos);
   CHECK(shell.mtl({"config", "--num_processes", "2"}).code == 2);
+  // A variable that is not set does not name the default file.
+  outcome = shell.mtl({"launch", "--config_file", "", "--", "true"});
+  CHECK(outcome.code == 2);
+  CHECK(has(outcome.err, "error[usage.value]: --config_file wants a path, got ''"));
   outcome = shell.mtl(
       {"config", "--no-input", "--force", "--num_processes", "6", "--megatron_lm_tp_degree", "4"});
   CHECK(outcome.code == 3);
@@ -335,6 +339,28 @@ TEST_CASE("--no-input: ranks of each machine are counted together") {
       shell
           .mtl({"config", "--no-input", "--force", "--nproc_per_node", "2", "--num_processes", "3"})
           .code == 3);
+}
+
+TEST_CASE("--no-input: without GPUs here, ranks that run elsewhere have theirs") {
+  Shell shell;
+  const auto device = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), {"config", "--no-input", "--force", "--nproc_per_node", "4"});
+    const Outcome outcome = shell.mtl(flags, {{"CUDA_VISIBLE_DEVICES", ""}});
+    CHECK_MESSAGE(outcome.code == 0, outcome.err);
+    Diagnostics diagnostics;
+    const YamlValue root = read_yaml(shell.dir() / kDefaultConfig, diagnostics);
+    return config_value(root, "use_cpu") + ' ' + config_value(root, "distributed_type");
+  };
+  CHECK(device({}) == "true MULTI_CPU");
+  CHECK(device({"--via", "local"}) == "true MULTI_CPU");
+  CHECK(device({"--via", "slurm", "--num_machines", "2"}) == "false MULTI_GPU");
+  CHECK(device({"--via", "slurm", "--num_machines", "2", "--cpu"}) == "true MULTI_CPU");
+  CHECK(device({"--via", "kubernetes", "--kubernetes_image", "i"}) == "false MULTI_GPU");
+  CHECK(device({"--hosts", "a,b", "--use_fsdp"}) == "false FSDP");
+  // So the job asks for them.
+  CHECK(device({"--via", "slurm"}) == "false MULTI_GPU");
+  const Outcome job = shell.mtl({"submit", "--dry-run", "--", "true"});
+  CHECK_MESSAGE(has(job.out, "#SBATCH --gpus-per-node=4\n"), job.err);
 }
 
 TEST_CASE("what accelerate would read otherwise is written as it reads it") {
