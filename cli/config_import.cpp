@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -27,6 +28,19 @@ void keep_what_is_there(const std::string& target, bool force, const char* elsew
               {.code = "config.exists",
                .what = fmt::format("{} is there already", target),
                .help = fmt::format("--force replaces it; {} writes elsewhere", elsewhere)});
+}
+
+// A script gets the address where machines meet from its scheduler or its caller, and so may the
+// launches of the file: that it is not there is no error.
+void check_imported(const LaunchConfig& config, bool is_command, Diagnostics& diagnostics) {
+  Diagnostics found;
+  check_launch_config(config, found);
+  for (Diagnostic diagnostic : found.all()) {
+    if (is_command && diagnostic.code == "launch.address") {
+      diagnostic.severity = Diagnostic::Severity::warning;
+    }
+    diagnostics.add(std::move(diagnostic));
+  }
 }
 
 // What the flags of pretrain_gpt.py say, as a train.yaml.
@@ -89,7 +103,7 @@ int config_import(const Arguments& args) {
   } else {
     config = read_launch_config(file, diagnostics);
   }
-  if (!diagnostics.has_errors()) check_launch_config(config, diagnostics);
+  if (!diagnostics.has_errors()) check_imported(config, is_command, diagnostics);
   diagnostics.throw_if_errors();
   const std::string target = config_target(path);
   keep_what_is_there(target, force, "--config_file");

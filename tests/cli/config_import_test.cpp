@@ -71,6 +71,17 @@ torchrun --nproc_per_node 4 --rdzv_id $SLURM_JOB_ID --rdzv_endpoint $HOST:29500 
               .code == 0);
   CHECK(file_text(shell.dir() / kDefaultConfig).find("num_machines: 4") != std::string::npos);
   CHECK(file_text(shell.dir() / kDefaultConfig).find("machine_rank") == std::string::npos);
+  // Nor does it always say where they meet: the rest is taken over, and that is said.
+  shell.write("nodes.sh",
+              "torchrun --nnodes=2 --nproc_per_node=8 --node_rank=$1 "
+              "--master_addr=$MASTER_ADDR train.py\n");
+  const Outcome nowhere = shell.mtl({"config", "import", "--force", "nodes.sh"});
+  CAPTURE(nowhere.err);
+  CHECK(nowhere.code == 0);
+  CHECK(nowhere.err.find("warning[launch.address]: 2 machines, and nobody says where they meet") !=
+        std::string::npos);
+  CHECK(file_text(shell.dir() / kDefaultConfig).find("num_machines: 2") != std::string::npos);
+  CHECK(shell.mtl({"config", "set", "main_process_ip=node0"}).code == 0);
 }
 
 TEST_CASE("import reads exported, appended and quoted variables, and no redirections") {
