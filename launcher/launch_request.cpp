@@ -36,10 +36,10 @@ LaunchRequest LaunchResolver::resolve(const LaunchGiven& given) {
   apply(given.flags, kFlags);
   finish_via();
   finish_engine();
-  check_job_device();
   check_stage(given);
   check_fsdp(given);
   finish_hosts();
+  check_job_device();
   finish_nodes();
   finish_counts();
   finish_layout();

@@ -113,11 +113,14 @@ void LaunchResolver::finish_engine() {
   }
 }
 
-// A file that was not written for the scheduler says what this machine has, often a login node.
+// A file that was not written for the scheduler or the hosts says what this machine has, often a
+// login node or a laptop.
 void LaunchResolver::check_job_device() {
   const LaunchConfig& config = r_.config;
-  if (!scheduled() || !config.use_cpu || cpu_.said() || via_.layer <= kFile) return;
-  if (config.path.empty()) return;
+  if (!config.use_cpu || cpu_.said() || config.path.empty()) return;
+  const bool by_ssh = r_.mode == LaunchRequest::Mode::hosts;
+  const int layer = by_ssh ? std::max(hosts_.layer, hostfile_.layer) : via_.layer;
+  if (!(by_ssh || scheduled()) || layer <= kFile) return;
   diagnostics_.add({.code = "launch.job_on_cpus",
                     .what = fmt::format("the job uses no GPUs: {} says use_cpu", config.path),
                     .help = "--multi_gpu for GPUs; --cpu where none are wanted",

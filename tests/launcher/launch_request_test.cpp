@@ -117,6 +117,7 @@ TEST_CASE("how many ranks and where") {
 TEST_CASE("a file's number of processes is for its machines, not for hosts that a flag names") {
   const auto ranks = [](const std::string& hosts, const std::string& file, Values flags = {}) {
     flags.emplace_back("hosts", hosts);
+    flags.emplace_back("cpu", "true");
     const Outcome outcome = resolved(flags, file_of(file));
     CAPTURE(outcome.words);
     CHECK(outcome.codes.empty());
@@ -150,6 +151,9 @@ TEST_CASE("that a file's use_cpu keeps a job from GPUs is said, unless it was me
   const std::vector<std::string> said = {"launch.job_on_cpus"};
   CHECK(codes({{"via", "slurm"}}) == said);
   CHECK(codes({{"via", "kubernetes"}}) == said);
+  CHECK(codes({{"hosts", "a:2,b:2"}}) == said);
+  CHECK(codes({{"hosts", "a:2,b:2"}, {"multi_gpu", "true"}}).empty());
+  CHECK(codes({}, "megatron_lm_config:\n  mtl_hosts: a:2,b:2\n").empty());
   CHECK(codes({{"via", "slurm"}, {"cpu", "true"}}).empty());
   CHECK(codes({{"via", "slurm"}, {"multi_gpu", "true"}}).empty());
   CHECK(codes({}, "megatron_lm_config:\n  mtl_via: slurm\n").empty());
