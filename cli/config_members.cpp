@@ -116,7 +116,8 @@ int config_set(const Arguments& args) {
   const LaunchConfig after = edit_launch_config(before, changes, diagnostics);
   diagnostics.throw_if_errors();
   print_warnings(diagnostics.all());
-  print_changes(launch_config_yaml(before), launch_config_yaml(after));
+  // Of a file that was not there, all of it: this machine is in what was not asked for.
+  print_changes(exists ? launch_config_yaml(before) : "", launch_config_yaml(after));
   write_config(target, after);
   return 0;
 }

@@ -261,6 +261,12 @@ TEST_CASE("set, update, validate and show") {
   CHECK(outcome.err.find("machine_rank") != std::string::npos);
   CHECK(file_text(path) == text);
   CHECK(shell.mtl({"config", "set", "hosts=", "num_machines=1"}).code == 0);
+  // A file that was not there has nothing that is replaced.
+  outcome = shell.mtl({"config", "set", "--config_file", "new.yaml", "num_processes=2"});
+  CHECK(outcome.code == 0);
+  CHECK(has(outcome.err, "+ num_processes: 2\n"));
+  CHECK(has(outcome.err, "+ use_cpu: "));
+  CHECK_FALSE(has(outcome.err, "- num_processes"));
   CHECK(file_text(path).find("mtl_hosts") == std::string::npos);
   CHECK(shell.mtl({"config", "update"}).code == 0);
   CHECK(shell.mtl({"config", "show"}).out.find("# train.yaml: parallel.tp=4") != std::string::npos);
