@@ -1,7 +1,9 @@
 // From data.* to open files, their parts and their tokenizer.
 #include "runtime/run_data.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <sstream>
 #include <utility>
 
@@ -12,7 +14,9 @@
 #include "runtime/data/corpus_meta.h"
 #include "runtime/data/load_tokenizer.h"
 #include "runtime/data/megatron_order.h"
+#include "runtime/data/text_input.h"
 #include "runtime/data/token_files.h"
+#include "runtime/data/tokenizer/json_fields.h"
 
 namespace mtl {
 
@@ -189,7 +193,7 @@ class Loader {
       source.set = set;
       source.format = format_of(wanted.path);
       if (source.format == "text") {
-        if (!add_text(source, split, alone)) return;
+        if (!check_text(source.path) || !add_text(source, split, alone)) return;
       } else if (source.format == "megatron") {
         add_megatron(source, split);
       } else {
@@ -213,6 +217,18 @@ class Loader {
     } catch (const Error& error) {
       fail(error);
     }
+  }
+
+  // Any bytes can be trained on, and of what is no text nobody wants that.
+  bool check_text(const std::string& path) {
+    if (spec_.data.format == "text") return true;
+    const std::string why = no_plain_text(path);
+    if (why.empty()) return true;
+    fail("data.not_text", fmt::format("'{}' {}, and would be trained on as it stands", path, why),
+         fmt::format("give a UTF-8 text, or make a corpus of JSON Lines and packed texts: mtl data "
+                     "tokenize -o corpus {}; data.format=text takes the bytes as they are",
+                     path));
+    return false;
   }
 
   bool add_text(RunData::Source& source, const std::vector<double>& split, bool alone) {
@@ -239,9 +255,61 @@ class Loader {
     return true;
   }
 
+  // A corpus that says what made it has to mean the same by its ids as the run. Whose files differ
+  // (vocab.json and merges.txt, or a tokenizer.json) may still be one tokenizer: the texts decide.
+  void check_tokenizer(const IndexedDataset& dataset) {
+    const fs::path& prefix = dataset.prefix();
+    const std::optional<CorpusMeta> meta = read_corpus_meta(prefix);
+    if (!meta || meta->tokenizer_hash == hash_of(*tokenizer_)) return;
+    const int64_t vocab = tokenizer_->vocab_size();
+    if (spec_.data.vocab > 0) {
+      if (vocab >= meta->vocab_size) return;
+      return fail("data.token_range",
+                  fmt::format("'{}' was made with a vocabulary of {}, and data.vocab is {}",
+                              prefix.string(), meta->vocab_size, vocab),
+                  fmt::format("give data.vocab={}, or leave it out", meta->vocab_size));
+    }
+    std::error_code ignored;
+    if (!fs::exists(tokenizer_path(prefix), ignored)) return;
+    const auto own = load_corpus_tokenizer(prefix, *meta);
+    if (!own) return;
+    const std::vector<int32_t> ids = first_ids(dataset, *meta);
+    const std::string text = text_of(*own, ids);
+    const bool inside = std::all_of(ids.begin(), ids.end(), [&](int32_t id) { return id < vocab; });
+    const std::string here = inside ? text_of(*tokenizer_, ids) : "";
+    if (here == text) return;
+    fail("data.tokenizer",
+         fmt::format("'{}' was made with another tokenizer: it begins with {}, {}", prefix.string(),
+                     tokenizer::shown(text),
+                     inside ? fmt::format("which is {} by the run's", tokenizer::shown(here))
+                            : fmt::format("and the run's has {} tokens only", vocab)),
+         "leave data.tokenizer out, then the corpus brings its own; or make the corpus again with "
+         "the run's: mtl data tokenize --help");
+  }
+
+  static std::vector<int32_t> first_ids(const IndexedDataset& dataset, const CorpusMeta& meta) {
+    constexpr int64_t kEnough = 24;
+    std::vector<int32_t> all;
+    for (int64_t s = 0; s < dataset.sequences() && std::ssize(all) < kEnough; ++s) {
+      std::vector<int32_t> ids(
+          static_cast<size_t>(std::min<int64_t>(dataset.length(s), kEnough - std::ssize(all))));
+      dataset.read(s, 0, ids);
+      std::copy_if(ids.begin(), ids.end(), std::back_inserter(all),
+                   [&](int32_t id) { return id != meta.eod && id < meta.vocab_size; });
+    }
+    return all;
+  }
+
+  // Some tokenizers put a space before a text, and not all of their files say so.
+  static std::string text_of(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
+    const std::string text = tokenizer.decode(ids);
+    return text.substr(std::min(text.find_first_not_of(' '), text.size()));
+  }
+
   void add_megatron(RunData::Source& source, const std::vector<double>& split) {
     const fs::path prefix = indexed_prefix(source.path);
     const auto dataset = std::make_shared<const IndexedDataset>(prefix);
+    check_tokenizer(*dataset);
     const auto parts = megatron_split(split, dataset->sequences());
     const auto part = [&](size_t i) -> std::shared_ptr<const Documents> {
       if (parts[i].first == parts[i].second) return nullptr;
@@ -250,7 +318,10 @@ class Loader {
     source.train = part(0);
     source.valid = part(1);
     source.files = {prefix.string() + ".idx", prefix.string() + ".bin"};
-    if (!source.train) {
+    if (dataset->tokens() == 0) {
+      fail("data.empty", fmt::format("'{}' has no tokens", source.path),
+           "look at what it was made of: mtl data stats " + prefix.string());
+    } else if (!source.train) {
       fail("data.too_short",
            fmt::format("data.split leaves none of the {} documents of '{}' to train on",
                        dataset->sequences(), source.path),

@@ -1,10 +1,13 @@
 #include "runtime/data/text_input.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
+#include <fstream>
 #include <glob.h>
+#include <string_view>
 #include <system_error>
 #include <unistd.h>
 #include <utility>
@@ -44,6 +47,13 @@ std::string without_packing(std::string name) {
     if (name.ends_with(ending)) return name.substr(0, name.size() - std::strlen(ending));
   }
   return name;
+}
+
+bool is_gzip(std::string_view begin) {
+  return begin.starts_with("\x1f\x8b");
+}
+bool is_zstd(std::string_view begin) {
+  return begin.starts_with("\x28\xb5\x2f\xfd");
 }
 
 bool is_jsonl_name(const std::string& name) {
@@ -326,16 +336,29 @@ TextInputs find_inputs(const std::vector<std::string>& names, const std::string&
   return inputs;
 }
 
+std::string no_plain_text(const std::string& path) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(path, ignored)) return "";  // opening a pipe would wait for its writer
+  std::array<char, size_t{64} << 10> buffer;
+  std::ifstream in(path, std::ios::binary);
+  in.read(buffer.data(), buffer.size());
+  const std::string_view begin(buffer.data(), static_cast<size_t>(in.gcount()));
+  if (is_gzip(begin)) return "is packed by gzip";
+  if (is_zstd(begin)) return "is packed by zstd";
+  if (const size_t at = begin.find('\0'); at != begin.npos) {
+    return fmt::format("has a zero byte at offset {}", at);
+  }
+  return is_jsonl_name(path) ? "is JSON Lines by its name" : "";
+}
+
 std::unique_ptr<TextReader> open_text(const TextInput& input, int64_t skip) {
   Source source(std::make_unique<FileReader>(input.path));
   const auto [bytes, size] = source.peek_at_least(4);
-  const auto begins = [&, from = bytes, count = size](std::string_view magic) {
-    return std::string_view(from, count).starts_with(magic);
-  };
+  const std::string_view begin(bytes, size);
   std::unique_ptr<TextReader> reader;
-  if (begins("\x1f\x8b")) {
+  if (is_gzip(begin)) {
     reader = std::make_unique<GzipReader>(std::move(source));
-  } else if (begins("\x28\xb5\x2f\xfd")) {
+  } else if (is_zstd(begin)) {
     reader = std::make_unique<ZstdReader>(std::move(source));
   } else {
     auto plain = std::make_unique<PlainReader>(std::move(source));

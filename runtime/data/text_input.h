@@ -30,6 +30,10 @@ struct TextInputs {
 // Error (Exit::data) data.missing, data.unreadable, data.empty.
 TextInputs find_inputs(const std::vector<std::string>& names, const std::string& format);
 
+// What keeps a file from being a plain text, as the middle of a sentence: its name says JSON Lines,
+// or it is packed, or has zero bytes near its beginning. Empty: nothing, or it cannot be read.
+std::string no_plain_text(const std::string& path);
+
 class TextReader {
  public:
   virtual ~TextReader() = default;
