@@ -9,6 +9,7 @@
 #include "runtime/find_run.h"
 #include "runtime/interchange/init_from.h"
 #include "runtime/metrics/format.h"
+#include "runtime/plan/idle_pipeline.h"
 #include "runtime/plan/micro_batch.h"
 #include "runtime/run_length.h"
 
@@ -169,8 +170,10 @@ CheckedRun check_run(const RunRequest& request) {
         run.resolved.origin_of("parallel.zero_ranks") == Origin::default_config) {
       run.resolved.spec.parallel.zero_ranks = 0;
     }
-    if (request.memory && spec.train.micro_batch == 0 && !diagnostics.has_errors()) {
-      if (const auto memory = request.memory()) choose_micro_batch(run, facts, *memory);
+    if (spec.train.micro_batch == 0 && !diagnostics.has_errors()) {
+      const auto memory = request.memory ? request.memory() : std::nullopt;
+      if (memory) choose_micro_batch(run, facts, *memory);
+      warn_of_idle_pipeline(run.plan, run.resolved, diagnostics);
     }
     if (run.corpus.tokenizer && !diagnostics.has_errors()) {
       put_in_order(run, request, facts, data);
