@@ -136,45 +136,52 @@ void check_same(const CheckedRun& run, const CheckpointReader& reader, const fs:
   const nlohmann::json here = to_json(run.plan.model);
   // What an older version did not know yet is filled in by reading it.
   const nlohmann::json there = to_json(model_shape_from_json(state.at("model")));
+  const auto fail = [&](const char* code, std::string what, const std::string& key) {
+    diagnostics.add({.code = code,
+                     .what = "cannot resume: " + std::move(what),
+                     .place = run.resolved.place_of(key),
+                     .notes = {"the checkpoint is " + checkpoint.string()},
+                     .help = help});
+  };
+  const auto differ = [&](const std::string& words, const std::string& key, const std::string& mine,
+                          const std::string& theirs) {
+    if (mine == theirs) return;
+    fail("resume.mismatch", fmt::format("{} is {} here, {} in the checkpoint", words, mine, theirs),
+         key);
+  };
+  const TrainSpec& spec = run.resolved.spec;
+  const bool same_tokenizer = run.corpus.tokenizer->to_json() == reader.tokenizer();
   nlohmann::json fields = here;
   fields.update(there);  // what is nothing is left out
   for (const auto& entry : fields.items()) {
     const std::string& field = entry.key();
     // How the vocabulary is padded is no part of the model, and the family follows from the rest.
     if (field == "vocab_pad_to" || field == "family") continue;
+    if (field == "vocab" && !same_tokenizer) continue;  // told below
     const std::string key = setting_of(field);
-    if (here.value(field, nlohmann::json()) == there.value(field, nlohmann::json())) continue;
-    diagnostics.add({.code = "resume.mismatch",
-                     .what = fmt::format("cannot resume: {} is {} here, {} in the checkpoint", key,
-                                         in_words(here, field), in_words(there, field)),
-                     .place = run.resolved.place_of(key),
-                     .notes = {"the checkpoint is " + checkpoint.string()},
-                     .help = help});
+    // Who has changed the one has not written the other.
+    const bool follows = field == "max_seq" && spec.model.max_seq == 0;
+    differ(follows ? key + " (as train.seq_len)" : key, follows ? "train.seq_len" : key,
+           in_words(here, field), in_words(there, field));
   }
-  auto differs = [&](const char* key, const std::string& mine, const std::string& theirs) {
-    if (mine == theirs) return;
-    diagnostics.add({.code = "resume.mismatch",
-                     .what = fmt::format("cannot resume: {} is {} here, {} in the checkpoint", key,
-                                         mine, theirs),
-                     .place = run.resolved.place_of(key),
-                     .notes = {"the checkpoint is " + checkpoint.string()},
-                     .help = help});
-  };
   // Of these a checkpoint of version 0.1 says nothing: AdamW was the only optimizer.
-  const TrainSpec& spec = run.resolved.spec;
-  differs("optimizer.type", spec.optimizer.type, state.value("optimizer", "adamw"));
-  differs("train.seed", std::to_string(spec.train.seed),
-          std::to_string(state.value("seed", spec.train.seed)));
-  if (run.corpus.tokenizer->to_json() != reader.tokenizer()) {
-    diagnostics.add({.code = "resume.data",
-                     .what = "cannot resume: the tokenizer has changed since the checkpoint",
-                     .place = run.resolved.place_of("data.tokenizer.type"),
-                     .notes = {"the checkpoint is " + checkpoint.string()},
-                     .help = help});
+  differ("optimizer.type", "optimizer.type", spec.optimizer.type,
+         state.value("optimizer", "adamw"));
+  differ("train.seed", "train.seed", std::to_string(spec.train.seed),
+         std::to_string(state.value("seed", spec.train.seed)));
+  if (!same_tokenizer) {
+    fail(
+        "resume.data",
+        fmt::format("the tokenizer has changed since the checkpoint: its vocabulary is {} here, {} "
+                    "there",
+                    in_words(here, "vocab"), in_words(there, "vocab")),
+        "data.tokenizer.type");
   }
   const bool accept = spec.data.on_change == "accept";
   for (const DataDifference& difference :
        data_differences(run.corpus.identity(), state.at("data"))) {
+    // Of the same text another tokenizer makes other tokens.
+    if (difference.key == "data.train" && !same_tokenizer) continue;
     diagnostics.add(
         {.code = "resume.data",
          .what = fmt::format("{}: {}", accept ? "the run goes on with other data" : "cannot resume",

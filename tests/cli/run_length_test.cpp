@@ -176,3 +176,23 @@ TEST_CASE("a run does not go on as another model or with other documents") {
     CHECK(has(refused.err, std::string(setting).substr(0, std::string(setting).find('='))));
   }
 }
+
+TEST_CASE("a run does not go on with another tokenizer or length, which is said once") {
+  Shell shell;
+  write_recipe(shell, 5);
+  shell.replace("train.yaml", "type: chars", "type: bytes");
+  REQUIRE(shell.mtl({"launch", "train.yaml"}).code == 0);
+  const Outcome chars =
+      shell.mtl({"launch", "train.yaml", "train.steps=10", "data.tokenizer.type=chars"});
+  CAPTURE(chars.err);
+  CHECK(chars.code == 3);
+  CHECK(has(chars.err, "the tokenizer has changed since the checkpoint: its vocabulary is "));
+  CHECK(has(chars.err, " here, 256 there"));
+  CHECK(chars.err.find("error[") == chars.err.rfind("error["));
+  const Outcome shorter = shell.mtl({"launch", "train.yaml", "train.steps=10", "train.seq_len=8"});
+  CAPTURE(shorter.err);
+  CHECK(shorter.code == 3);
+  CHECK(has(shorter.err,
+            "model.max_seq (as train.seq_len) is 8 here, 16 in the checkpoint\n"
+            "  --> command line\n"));
+}
