@@ -42,6 +42,17 @@ fs::path find_run(const std::string& text) {
 
 namespace {
 
+// A run that was begun and never saved hides those before it, which mtl launch goes on with.
+std::string others_of(const fs::path& run) {
+  const fs::path name_dir = (run.has_filename() ? run : run.parent_path()).parent_path();
+  for (const fs::path& other : runs_of(name_dir)) {
+    Diagnostics passed_over;
+    if (newest_checkpoint(other / kCheckpoints, passed_over).empty()) continue;
+    return fmt::format("give {}, which has one, or ", other.string());
+  }
+  return "";
+}
+
 template <typename Newest>
 fs::path checkpoint_of(const fs::path& run, Newest newest) {
   if (fs::exists(run / "manifest.json")) return run;
@@ -50,11 +61,12 @@ fs::path checkpoint_of(const fs::path& run, Newest newest) {
   passed_over.throw_if_errors(Exit::data);
   for (const Diagnostic& warning : passed_over.all()) fmt::print(stderr, "{}", render(warning));
   if (found.empty()) {
-    throw Error(Exit::data, {.code = "ckpt.missing",
-                             .what = run.string() + " has no complete checkpoint",
-                             .help = fmt::format("see: mtl ckpt ls {}; mtl launch {} goes on "
-                                                 "training",
-                                                 run.string(), (run / "train.yaml").string())});
+    throw Error(Exit::data,
+                {.code = "ckpt.missing",
+                 .what = run.string() + " has no complete checkpoint",
+                 .help = fmt::format("{}see: mtl ckpt ls {}; mtl launch {} goes on "
+                                     "training",
+                                     others_of(run), run.string(), (run / "train.yaml").string())});
   }
   return found;
 }

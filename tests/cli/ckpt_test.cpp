@@ -203,6 +203,21 @@ TEST_CASE("mtl ckpt: a run's checkpoints listed, shown, compared, rewritten and 
   CHECK(!fs::exists(shell.dir() / "bad.safetensors"));
 }
 
+TEST_CASE("a newer run of the name that never saved: the error says which run has a checkpoint") {
+  Shell shell;
+  write_recipe(shell, 5);
+  REQUIRE(shell.mtl({"launch", "train.yaml"}).code == 0);
+  const std::string run = run_of(shell).filename().string();
+  shell.write("runs/tiny/99990101-000000-zzzz/resolved.yaml", "");
+  for (const char* name : {"runs/tiny", "runs/tiny/99990101-000000-zzzz/"}) {
+    const Outcome generated = shell.mtl({"generate", name, "a"});
+    CAPTURE(generated.err);
+    CHECK(generated.code == 6);
+    CHECK(has(generated.err, "error[ckpt.missing]"));
+    CHECK(has(generated.err, "help: give runs/tiny/" + run + ", which has one"));
+  }
+}
+
 TEST_CASE("a run goes on from a checkpoint of every version of the format") {
   const fs::path stored = fs::path(MTL_SOURCE_DIR) / "tests/bwc";
   for (const char* version : {"checkpoint-v1", "checkpoint-v2"}) {
