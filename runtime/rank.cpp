@@ -319,7 +319,9 @@ class Rank {
     if (is_collateral(error) && !has_stepped_) wishes_.something_to_lose(false);
     // What another rank's failure does to this one is not the reason of the end.
     std::vector<std::string> lines;
-    if (!is_collateral(error)) lines.push_back(error.diagnostics().front().what);
+    if (!is_collateral(error)) {
+      lines.push_back(fmt::format("failed   {}", error.diagnostics().front().what));
+    }
     if (reporter_) reporter_->finish("failed", lines);
   }
 

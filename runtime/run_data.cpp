@@ -320,7 +320,7 @@ class Loader {
     source.files = {prefix.string() + ".idx", prefix.string() + ".bin"};
     if (dataset->tokens() == 0) {
       fail("data.empty", fmt::format("'{}' has no tokens", source.path),
-           "look at what it was made of: mtl data stats " + prefix.string());
+           fmt::format("look at what it was made of: mtl data stats {}", prefix.string()));
     } else if (!source.train) {
       fail("data.too_short",
            fmt::format("data.split leaves none of the {} documents of '{}' to train on",

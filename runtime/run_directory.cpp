@@ -136,9 +136,9 @@ void check_same(const CheckedRun& run, const CheckpointReader& reader, const fs:
   const nlohmann::json here = to_json(run.plan.model);
   // What an older version did not know yet is filled in by reading it.
   const nlohmann::json there = to_json(model_shape_from_json(state.at("model")));
-  const auto fail = [&](const char* code, std::string what, const std::string& key) {
+  const auto fail = [&](const char* code, const std::string& what, const std::string& key) {
     diagnostics.add({.code = code,
-                     .what = "cannot resume: " + std::move(what),
+                     .what = fmt::format("cannot resume: {}", what),
                      .place = run.resolved.place_of(key),
                      .notes = {"the checkpoint is " + checkpoint.string()},
                      .help = help});

@@ -239,9 +239,9 @@ class Loader {
         fmt::format(
             "'{}' is too short: its tokens are {}, and train.seq_len {} needs at least {}{}",
             options_.path, sizes, options_.seq_len, needed, has_valid ? " in each split" : ""),
-        shortest > 1 ? fmt::format("use train.seq_len <= {}, a longer text, or another data.split",
-                                   shortest - 1)
-                     : "use a longer text, or another data.split");
+        fmt::format("use {}a longer text{}",
+                    shortest > 1 ? fmt::format("train.seq_len <= {} or ", shortest - 1) : "",
+                    options_.split.size() > 1 ? ", or another data.split" : ""));
     return false;
   }
 

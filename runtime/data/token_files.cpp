@@ -32,10 +32,12 @@ Fd open_file(const fs::path& path, int64_t& bytes) {
   struct stat info = {};
   if (!fd || ::fstat(fd.get(), &info) != 0) {
     const int error = errno;
+    const bool missing = error == ENOENT || error == ENOTDIR;
     fail_data(
-        error == ENOENT ? "data.missing" : "data.unreadable",
+        missing ? "data.missing" : "data.unreadable",
         fmt::format("cannot read '{}': {}", path.string(), std::generic_category().message(error)),
-        "make the file readable for this user on every node");
+        missing ? "check the spelling; relative paths start at the directory where the command runs"
+                : "make the file readable for this user on every node");
   }
   if (!S_ISREG(info.st_mode)) {
     fail_data("data.unreadable", fmt::format("'{}' is not a regular file", path.string()),

@@ -247,8 +247,10 @@ std::optional<Diagnostic> read_source_list(const Row& row, const std::string& ke
             return diagnose(row, entry.value.place, std::move(*problem));
           }
           if (!(source.weight > 0 && source.weight <= 1e12)) {
-            return diagnose(row, entry.value.place,
-                            {"config.range", fmt::format("{}: the weight must be above 0", name)});
+            return diagnose(
+                row, entry.value.place,
+                {"config.range", fmt::format("{}: the weight must be above 0{}", name,
+                                             source.weight > 0 ? ", at most 1e12" : "")});
           }
         } else {
           return diagnose(

@@ -143,19 +143,21 @@ std::optional<Problem> read_duration(const std::string& name, const std::string&
     seconds = 0;
     return std::nullopt;
   }
+  // About the whole of what was written, with its unit.
+  const Problem no_time{"config.type", fmt::format("{}: {} is not a time", name, quoted(text))};
+  const Problem out_of_range{"config.range", fmt::format("{} cannot be {}", name, quoted(text))};
   for (const TimeUnit& unit : kTimeUnits) {
     if (text.size() < 2 || text.back() != unit.letter) continue;
     int64_t count = 0;
     if (auto problem = read_integer(name, text.substr(0, text.size() - 1), false, count)) {
+      problem->what = (problem->code == "config.type" ? no_time : out_of_range).what;
       return problem;
     }
-    if (count < 0 || count > INT64_MAX / unit.seconds) {
-      return Problem{"config.range", fmt::format("{} cannot be {}", name, quoted(text))};
-    }
+    if (count < 0 || count > INT64_MAX / unit.seconds) return out_of_range;
     seconds = count * unit.seconds;
     return std::nullopt;
   }
-  return Problem{"config.type", fmt::format("{}: {} is not a time", name, quoted(text))};
+  return no_time;
 }
 
 std::string duration_text(int64_t seconds) {

@@ -179,6 +179,10 @@ TEST_CASE("a text that is too short says what would fit") {
   CHECK(has(problems[0].what, "10 for valid"));
   CHECK(has(problems[0].what, "at least 17"));
   CHECK(has(problems[0].help, "train.seq_len <= 9"));
+  CHECK(has(problems[0].help, "another data.split"));
+  // Of a text that is not split: data.valid's.
+  CHECK(refused({.path = path, .split = {1}, .seq_len = 100})[0].help ==
+        "use train.seq_len <= 99 or a longer text");
   // The bound is exact.
   load({.path = path, .split = {90, 10}, .seq_len = 9});
   refused({.path = path, .split = {90, 10}, .seq_len = 10});

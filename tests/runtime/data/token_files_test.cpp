@@ -88,6 +88,7 @@ TEST_CASE("token files: what is wrong with a file is said with its name") {
   refuses("odd.bin", TokenFileFormat::nanogpt, "odd.bin' has 3 bytes");
   refuses("odd.bin", TokenFileFormat::llmc, "no header of llm.c");
   refuses("none.bin", TokenFileFormat::nanogpt, "data.missing");
+  refuses("none.bin", TokenFileFormat::nanogpt, "check the spelling");
   write_llmc<uint16_t>(dir.path() / "short.bin", 20240520, 1, 100, 0);
   fs::resize_file(dir.path() / "short.bin", 1024 + 150);
   refuses("short.bin", TokenFileFormat::llmc, "its header says 100 tokens");

@@ -23,6 +23,28 @@ TEST_CASE("auto stands for 0, and only where it is meant") {
         "(world size / (tp x cp x ep x pp))");
 }
 
+TEST_CASE("a time that is none is shown with its unit") {
+  CHECK(load_overrides({"checkpoint.every_time=90m"}).resolved.spec.checkpoint.every_time == 5400);
+  for (const char* bad : {"5 parsecs", "1.5h", "m", "30", "h30", "1h30m"}) {
+    CAPTURE(bad);
+    CHECK(refusal(fmt::format("checkpoint.every_time={}", bad))
+              .starts_with(fmt::format("config.type: checkpoint.every_time: `{}` is not a time | "
+                                       "give a time from 0 to 31d",
+                                       bad)));
+  }
+  CHECK(refusal("checkpoint.every_time=010m").find("`010m` is not a time") != std::string::npos);
+  CHECK(refusal("checkpoint.every_time=010m").find("leading zeros") != std::string::npos);
+  CHECK(refusal("checkpoint.every_time=99999999999999999999d")
+            .starts_with("config.range: checkpoint.every_time cannot be `99999999999999999999d`"));
+}
+
+TEST_CASE("a weight that is too large is not said to be too small") {
+  CHECK(refusal("data.train=[{path: a, weight: 0}]").find("must be above 0 |") !=
+        std::string::npos);
+  CHECK(refusal("data.train=[{path: a, weight: 1e13}]").find("above 0, at most 1e12 |") !=
+        std::string::npos);
+}
+
 TEST_CASE("whole numbers") {
   const auto steps = [](const std::string& text) -> int64_t {
     const Loaded loaded = load_overrides({"train.steps=" + text});
