@@ -344,7 +344,7 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
   read_family(config, type, shape);
   const auto positive = [&](const char* what, int64_t value) {
     if (value >= 1) return true;
-    config.refuse(fmt::format("{} is {}", what, value), "");
+    config.refuse(fmt::format("{} is {}", what, value));
     return false;
   };
   // Products of two sizes stay far inside 64 bits.
@@ -356,8 +356,7 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
     if (shape.head_dim == 0) shape.head_dim = shape.hidden / shape.heads;
     if (shape.heads % shape.kv_heads != 0) {
       config.refuse(
-          fmt::format("{} heads cannot share {} key heads evenly", shape.heads, shape.kv_heads),
-          "");
+          fmt::format("{} heads cannot share {} key heads evenly", shape.heads, shape.kv_heads));
     }
     const int64_t rotated = shape.rotary_dim();
     if (shape.position == PositionType::rope && shape.head_dim > 0 &&
@@ -366,12 +365,12 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
                                 shape.head_dim, rotated),
                     "compare config.json with the original model's");
     }
-    if (shape.layers > kMostLayers) config.refuse("more than 100000 layers", "");
-    if (shape.experts > 65'536) config.refuse("more than 65536 experts", "");
+    if (shape.layers > kMostLayers) config.refuse("more than 100000 layers");
+    if (shape.experts > 65'536) config.refuse("more than 65536 experts");
     const bool whole = type == "gpt2" || type == "stablelm" || type == "gpt_neox";
     if (whole && shape.hidden % shape.heads != 0) {
       config.refuse(
-          fmt::format("the width {} is not a multiple of {} heads", shape.hidden, shape.heads), "");
+          fmt::format("the width {} is not a multiple of {} heads", shape.hidden, shape.heads));
     }
   }
   config.finish();

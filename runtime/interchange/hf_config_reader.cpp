@@ -68,7 +68,7 @@ ConfigReader ConfigReader::section(const std::string& key) {
   static const nlohmann::json kNothing = nlohmann::json::object();
   const nlohmann::json* const object = find(key);
   const bool there = object != nullptr && object->is_object();
-  if (object != nullptr && !there) refuse(named(key) + " is not an object", "");
+  if (object != nullptr && !there) refuse(named(key) + " is not an object");
   ConfigReader reader(there ? *object : kNothing, file_, diagnostics_);
   reader.of_ = fmt::format(" of '{}'", key);
   return reader;

@@ -38,7 +38,7 @@ class ConfigReader {
     constexpr double kMost = 1 << 30;
     if (!value->is_number() || value->get<double>() < 0 || value->get<double>() > kMost ||
         value->get<double>() != std::floor(value->get<double>())) {
-      refuse(fmt::format("{} is {}, not a size", named(key), shown(*value)), "");
+      refuse(fmt::format("{} is {}, not a size", named(key), shown(*value)));
       return 1;
     }
     return static_cast<int64_t>(value->get<double>());
@@ -47,7 +47,7 @@ class ConfigReader {
     const nlohmann::json* const value = find(key);
     if (value == nullptr) return otherwise;
     if (!value->is_number()) {
-      refuse(fmt::format("{} is {}, not a number", named(key), shown(*value)), "");
+      refuse(fmt::format("{} is {}, not a number", named(key), shown(*value)));
       return otherwise;
     }
     return value->get<double>();
@@ -61,22 +61,21 @@ class ConfigReader {
   double number_in(const Range& range, const std::string& key,
                    std::optional<double> otherwise = std::nullopt) {
     if (find(key) == nullptr) {
-      if (!otherwise) refuse(named(key) + " is missing", "");
+      if (!otherwise) refuse(named(key) + " is missing");
       return otherwise.value_or(range.most);
     }
     const double read = number(key, otherwise.value_or(range.most));
     const bool enough = range.above ? read > range.least : read >= range.least;
     if (enough && read <= range.most) return read;
     refuse(fmt::format("{} is {}, and has to be {} {} and at most {}", named(key), read,
-                       range.above ? "above" : "at least", range.least, range.most),
-           "compare config.json with the original model's");
+                       range.above ? "above" : "at least", range.least, range.most));
     return otherwise.value_or(range.most);
   }
   bool boolean(const std::string& key, bool otherwise) {
     const nlohmann::json* const value = find(key);
     if (value == nullptr) return otherwise;
     if (!value->is_boolean()) {
-      refuse(fmt::format("{} is {}, not true or false", named(key), shown(*value)), "");
+      refuse(fmt::format("{} is {}, not true or false", named(key), shown(*value)));
       return otherwise;
     }
     return value->get<bool>();
@@ -85,7 +84,7 @@ class ConfigReader {
     const nlohmann::json* const value = find(key);
     if (value == nullptr) return otherwise;
     if (!value->is_string()) {
-      refuse(fmt::format("{} is {}, not a name", named(key), shown(*value)), "");
+      refuse(fmt::format("{} is {}, not a name", named(key), shown(*value)));
       return otherwise;
     }
     return value->get<std::string>();
@@ -96,7 +95,8 @@ class ConfigReader {
     refuse(fmt::format("{} is {}: {}", named(key), !wanted, why),
            "this model cannot be run by mtl");
   }
-  void refuse(const std::string& what, const std::string& help) {
+  void refuse(const std::string& what,
+              const std::string& help = "compare config.json with the original model's") {
     diagnostics_.add({.code = "import.config", .what = file_ + ": " + what, .help = help});
   }
   void warn(const std::string& what, const std::string& help) {

@@ -142,11 +142,18 @@ TEST_CASE("what changes the mathematics is read or refused") {
     for (const Diagnostic& d : diagnostics.all()) {
       codes += d.severity == Diagnostic::Severity::error ? d.code : "warning";
       codes += " ";
+      CAPTURE(d.what);
+      CHECK_FALSE(d.help.empty());
     }
     return codes;
   };
   CHECK(problems("llama", nlohmann::json::object()) == "");
   CHECK(problems("llama", {{"hidden_act", "gelu"}}) == "import.config ");
+  // What is no number, none at all, or too many of them.
+  CHECK(problems("llama", {{"hidden_size", "32"}}).starts_with("import.config "));
+  CHECK(problems("llama", {{"num_attention_heads", 0}}).starts_with("import.config "));
+  CHECK(problems("llama", {{"rms_norm_eps", "small"}}).starts_with("import.config "));
+  CHECK(problems("llama", {{"num_hidden_layers", 200'000}}).starts_with("import.config "));
   CHECK(problems("llama", {{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}}}) ==
         "import.config import.config import.config ");
   CHECK(problems("llama", {{"attention_bias", true}}) == "import.config ");
