@@ -100,9 +100,10 @@ class Device {
   // with gelu_once).
   virtual void gelu_forward(Tensor x, Tensor y) = 0;
   // The exact form, x times the normal distribution's integral up to x: y = gelu_exact(x), y
-  // distinct from x; dy <- dy * gelu_exact'(x), in place. No product has these.
+  // distinct from x; dy <- dy * gelu_exact'(x), in place, and y, if there is one, as forward makes
+  // it. No product has these.
   virtual void gelu_exact_forward(Tensor x, Tensor y) = 0;
-  virtual void gelu_exact_backward(Tensor dy, Tensor x) = 0;
+  virtual void gelu_exact_backward(Tensor dy, Tensor x, Tensor y) = 0;
   virtual void swiglu_forward(const Swiglu& args) = 0;
   virtual void swiglu_backward(const SwigluBackward& args) = 0;
   // A token is routed by its logits alone, so ranks and passes that see equal logits agree.
@@ -114,7 +115,6 @@ class Device {
   virtual void balance_experts(const BalanceExperts& args) = 0;
   virtual void gather_rows(const GatherRows& args) = 0;
   virtual void combine_rows(const CombineRows& args) = 0;
-  virtual void weigh_rows_backward(const WeighRowsBackward& args) = 0;
   virtual void rope(const Rope& args) = 0;
   virtual void attention_forward(const Attention& args) = 0;
   virtual void attention_backward(const AttentionBackward& args) = 0;

@@ -85,9 +85,17 @@ struct Swiglu {
   Tensor x, y;
   Tensor amax = {};  // of y
 };
+// Rows that go on times a weight each, weights[index[i]] y[i], and what backward makes of that:
+// with dy the gradient of the product, dweights[index[i]] = y[i] . dy[i].
+struct RowWeights {
+  Tensor index;              // i32 [n]
+  Tensor weights, dweights;  // f32
+};
 struct SwigluBackward {
   Tensor dy, x, dx;  // dx [n, 2f], written, distinct from x
   Tensor amax = {};  // of dx
+  Tensor y = {};     // written if it is there: the bits that swiglu_forward makes of x
+  RowWeights rows = {};
 };
 
 // Rotary positions (arXiv 2104.09864), in place on the q and k heads of rows [n, (heads + 2
@@ -239,13 +247,6 @@ struct CombineRows {
   Tensor rows;          // i32 [n, k]
   Tensor weights = {};  // f32 [n, k]
   Tensor to;            // [n, c]
-};
-// The way back through y[i] = weights[index[i]] x[i]: dweights[index[i]] = x[i] . dy[i], and dy
-// becomes the gradient of x.
-struct WeighRowsBackward {
-  Tensor x, dy;              // [m, c]
-  Tensor index;              // i32 [m]
-  Tensor weights, dweights;  // f32
 };
 // A block that all tokens go through, beside the experts: to[t] += from[t], times the sigmoid of
 // gate[t] if there is a gate (Qwen2-MoE, arXiv 2407.10671).

@@ -115,7 +115,8 @@ class MlpBlock {
   Tensor dresidual(const Pass& pass) const { return stream_rows_of(context_, dresidual_, pass); }
 
   // The parts of the above, as of AttentionBlock: up and activation, from all rows of the
-  // normalised stream; down, which writes or adds; and what makes the layer's output of the sum.
+  // normalised stream (GELU's exact form and SwiGLU only up with pass.again); down, which writes or
+  // adds; and what makes the layer's output of the sum.
   const Norm& norm() const { return norm_; }
   void expand(const Pass& pass, Tensor x) const;
   void contract(const Pass& pass, Tensor branch, bool add) const;
@@ -125,8 +126,6 @@ class MlpBlock {
   void backward(const Pass& pass, Tensor dbranch, Tensor dstream, InputGradient to) const;
 
  private:
-  void activate_again(Tensor before_act, Tensor activated) const;
-
   const BlockContext& context_;
   int64_t layer_;
   Activation activation_;
@@ -169,7 +168,7 @@ class MoeBlock {
   // Calls work(turn) for all tokens at once, or for as many at a time as fit.
   template <class Work>
   void each_turn(const Pass& pass, const RowCounts& counts, const Work& work) const;
-  // Rows for the experts, up and activation, from the turn's rows of the normalised stream.
+  // Rows for the experts and up, from the turn's rows of the normalised stream.
   void expand(const Turn& turn, Tensor x) const;
   // From x to the rank's part of the block's result, in `branch`.
   void through_experts(const Pass& pass, Tensor x, Tensor branch) const;

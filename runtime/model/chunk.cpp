@@ -34,8 +34,7 @@ Chunk::Chunk(const BlockContext& context, const ChunkRange& range)
 ResidualAdd Chunk::Layer::forward(const BlockContext& context, const Pass& pass, const Pass& of_mlp,
                                   const ResidualAdd& before) const {
   if (context.shape.parallel_residual) {
-    return parallel_forward(context, attention, std::get<MlpBlock>(mlp), pass, of_mlp.again,
-                            before);
+    return parallel_forward(context, attention, std::get<MlpBlock>(mlp), pass, of_mlp, before);
   }
   const ResidualAdd attended = attention.forward(pass, before);
   return std::visit([&](const auto& block) { return block.forward(of_mlp, attended); }, mlp);
@@ -152,7 +151,9 @@ void Chunk::backward(const Pass& pass, const BetweenLayers& between) const {
     for (int64_t number = group.end_layer(); number-- > group.first_layer;) {
       if (between.reads) between.reads(number);
       if (between.writes) between.writes(number);
-      layer(number).backward(context_, pass);
+      Pass behind = pass;
+      behind.again = group.again && number + 1 == group.end_layer();
+      layer(number).backward(context_, behind);
       finished(number);
     }
   }

@@ -55,6 +55,10 @@ Parameter Parameters::find(int64_t layer, const std::string& slot) const {
   return it == parameters_.end() ? Parameter{} : it->second;
 }
 
+bool activates_backward(const BlockContext& context, const Pass& pass) {
+  return context.recompute.mlp_activation || context.recompute.mlp || pass.again;
+}
+
 Dropout dropout_for(const BlockContext& context, const Pass& pass, int64_t layer,
                     DropoutSite site) {
   if (!pass.training) return {};

@@ -98,13 +98,18 @@ struct Pass {
   int slot = 0;             // where the activations live
   bool training = false;    // dropout applies, of the DropoutPass in the slot
   bool accumulate = false;  // backward adds to the gradients (not the first micro-batch)
-  bool again = false;       // forward for backward's sake: the group's output is there already
-  bool losses = true;       // false: the head makes none, and is asked for logits (generation)
-  float loss_scale = 0;     // training: what the loss of a token is multiplied by
+  // Forward for backward's sake: the group's output is there already, and what an activation makes
+  // in an op of its own is left to backward. Backward: such a forward has been.
+  bool again = false;
+  bool losses = true;    // false: the head makes none, and is asked for logits (generation)
+  float loss_scale = 0;  // training: what the loss of a token is multiplied by
   const Inspect* inspect = nullptr;
 
   int64_t tokens() const { return sequences * seq; }
 };
+
+// Whether nobody has kept what the MLP's activation made: backward's op for it writes it again.
+bool activates_backward(const BlockContext& context, const Pass& pass);
 
 // Where dropout is used in a layer: part of its key.
 enum class DropoutSite : int64_t { embedding, attention, attention_output, mlp_output };

@@ -93,34 +93,26 @@ Tensor Dispatch::weighted_gradients(const Turn& turn, Tensor tokens) const {
   return rows;
 }
 
-void Dispatch::weigh_backward(const Turn& turn, Tensor x, Tensor dy, Tensor dweights) const {
+RowWeights Dispatch::row_weights(const Turn& turn, Tensor dweights) const {
   const ExpertRoutes& routes = turn.routes;
-  if (!travels()) {
-    context_.device.weigh_rows_backward({.x = x,
-                                         .dy = dy,
-                                         .index = routes.assignments,
-                                         .weights = routes.weights,
-                                         .dweights = dweights});
-    return;
-  }
-  // Weights go where their rows went, and their gradients come back.
+  if (!travels()) return {routes.assignments, routes.weights, dweights};
+  // Weights go where their rows went.
   const int64_t own = turn.counts.own(), arriving = turn.counts.arriving();
-  const Tensor weights = half(row_weights_, 0, own), back = half(row_weights_, 1, own);
-  const Tensor arrived = half(arrived_weights_, 0, arriving);
-  const Tensor gradients = half(arrived_weights_, 1, arriving);
+  const Tensor weights = half(row_weights_, 0, own), arrived = half(arrived_weights_, 0, arriving);
   context_.device.gather_rows(
       {.from = column(routes.weights), .index = routes.assignments, .to = column(weights)});
   context_.ep.to_experts(turn.counts, column(weights), column(arrived));
-  if (arriving > 0) {
-    context_.device.weigh_rows_backward({.x = x,
-                                         .dy = dy,
-                                         .index = row_numbers_.tensor.slice(0, arriving),
-                                         .weights = arrived,
-                                         .dweights = gradients});
-  }
-  context_.ep.from_experts(turn.counts, column(gradients), column(back));
+  return {row_numbers_.tensor.slice(0, arriving), arrived, half(arrived_weights_, 1, arriving)};
+}
+
+void Dispatch::take_back_gradients(const Turn& turn, Tensor dweights) const {
+  if (!travels()) return;
+  const int64_t own = turn.counts.own();
+  const Tensor back = half(row_weights_, 1, own);
+  context_.ep.from_experts(turn.counts, column(half(arrived_weights_, 1, turn.counts.arriving())),
+                           column(back));
   context_.device.gather_rows(
-      {.from = column(back), .index = routes.rows.slice(0, own), .to = column(dweights)});
+      {.from = column(back), .index = turn.routes.rows.slice(0, own), .to = column(dweights)});
 }
 
 }  // namespace mtl

@@ -34,9 +34,10 @@ class Dispatch {
   // The gradients of the rows' weighted sum, as if weights were 1, and then times the weights.
   Tensor gradients(const Turn& turn, Tensor tokens) const;
   Tensor weighted_gradients(const Turn& turn, Tensor tokens) const;
-  // From x and dy [rows, c], y = weight x: the gradients of the tokens' weights, f32 [tokens, k];
-  // dy becomes that of x.
-  void weigh_backward(const Turn& turn, Tensor x, Tensor dy, Tensor dweights) const;
+  // The weights of the rows, where the experts are, and where to put their gradients; which
+  // take_back_gradients() then makes those of the tokens' weights, dweights f32 [tokens, k].
+  RowWeights row_weights(const Turn& turn, Tensor dweights) const;
+  void take_back_gradients(const Turn& turn, Tensor dweights) const;
 
  private:
   Tensor gathered(const Turn& turn, Tensor tokens, Tensor weights) const;

@@ -45,17 +45,19 @@ MlpBlock::MlpBlock(const BlockContext& context, int64_t layer, const std::string
 void MlpBlock::expand(const Pass& pass, Tensor x) const {
   const Tensor before_act = rows_of(before_act_, pass);
   const Tensor activated = rows_of(activated_, pass);
-  if (activation_ == Activation::swiglu) {
-    up_.forward(pass, {x, norm_.amax(pass)}, before_act, up_.bias());
-    context_.device.swiglu_forward(
-        {.x = before_act, .y = activated, .amax = activated_amax_.in(pass.slot)});
-  } else if (activation_ == Activation::gelu_exact) {
-    up_.forward(pass, {x, norm_.amax(pass)}, before_act, up_.bias());
-    context_.device.gelu_exact_forward(before_act, activated);
-  } else {
+  if (activation_ == Activation::gelu_tanh) {
     // Whatever else is made again is made again from the product on.
     const Gelu gelu = {.aux = before_act, .once = !context_.recompute.mlp_activation};
     up_.forward(pass, {x, norm_.amax(pass)}, activated, up_.bias(), gelu);
+    return;
+  }
+  up_.forward(pass, {x, norm_.amax(pass)}, before_act, up_.bias());
+  if (pass.again) return;
+  if (activation_ == Activation::swiglu) {
+    context_.device.swiglu_forward(
+        {.x = before_act, .y = activated, .amax = activated_amax_.in(pass.slot)});
+  } else {
+    context_.device.gelu_exact_forward(before_act, activated);
   }
 }
 
@@ -95,16 +97,6 @@ void MlpBlock::backward(const Pass& pass) const {
   backward(pass, dbranch, dstream, {.dresidual = dresidual(pass)});
 }
 
-void MlpBlock::activate_again(Tensor before_act, Tensor activated) const {
-  if (activation_ == Activation::swiglu) {
-    context_.device.swiglu_forward({.x = before_act, .y = activated});
-  } else if (activation_ == Activation::gelu_exact) {
-    context_.device.gelu_exact_forward(before_act, activated);
-  } else {
-    context_.device.gelu_forward(before_act, activated);
-  }
-}
-
 void MlpBlock::backward(const Pass& pass, Tensor dbranch, Tensor dstream, InputGradient to) const {
   const Tensor before_act = rows_of(before_act_, pass);
   const Tensor activated = rows_of(activated_, pass);
@@ -116,10 +108,13 @@ void MlpBlock::backward(const Pass& pass, Tensor dbranch, Tensor dstream, InputG
   TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
   if (recompute.mlp) {
     entering.finish();
-    expand(pass, x);
-  } else if (recompute.mlp_activation) {
-    activate_again(before_act, activated);
+    Pass again = pass;
+    again.again = true;
+    expand(again, x);
+  } else if (recompute.mlp_activation && activation_ == Activation::gelu_tanh) {
+    context_.device.gelu_forward(before_act, activated);
   }
+  const Tensor made = activates_backward(context_, pass) ? activated : Tensor();
   const Operand dy = {dbranch, dbranch_amax_.in(pass.slot)};
   if (activation_ == Activation::swiglu) {
     const Tensor dactivated = rows_of(dactivated_, pass);
@@ -127,10 +122,11 @@ void MlpBlock::backward(const Pass& pass, Tensor dbranch, Tensor dstream, InputG
     context_.device.swiglu_backward({.dy = dactivated,
                                      .x = before_act,
                                      .dx = dbefore_act,
-                                     .amax = dbefore_act_amax_.in(pass.slot)});
+                                     .amax = dbefore_act_amax_.in(pass.slot),
+                                     .y = made});
   } else if (activation_ == Activation::gelu_exact) {
     down_.backward_input(pass, dy, dbefore_act);
-    context_.device.gelu_exact_backward(dbefore_act, before_act);
+    context_.device.gelu_exact_backward(dbefore_act, before_act, made);
   } else {
     down_.backward_input(pass, dy, dbefore_act, Epilogue::gelu_grad, before_act);
   }

@@ -177,10 +177,6 @@ void MoeBlock::expand(const Turn& turn, Tensor x) const {
   each_expert(turn, [&](const Expert& expert, int64_t first, int64_t rows) {
     expert.up.forward(pass, operand.rows(first, rows), rows_at(before_act_, pass, first, rows), {});
   });
-  if (inputs.rows() == 0) return;
-  context_.device.swiglu_forward({.x = rows_at(before_act_, pass, 0, inputs.rows()),
-                                  .y = rows_at(activated_, pass, 0, inputs.rows()),
-                                  .amax = float8_.fresh_amax()});
 }
 
 void MoeBlock::through_experts(const Pass& pass, Tensor x, Tensor branch) const {
@@ -191,8 +187,13 @@ void MoeBlock::through_experts(const Pass& pass, Tensor x, Tensor branch) const 
     expand(turn, x);
     if (pass.again) return;
     const Tensor outputs = dispatch_.outputs(turn);
-    const Operand activated =
-        float8_.along_rows(rows_at(activated_, pass, 0, outputs.rows()), DType::f8_e4m3, true);
+    const Tensor made = rows_at(activated_, pass, 0, outputs.rows());
+    if (made.rows() > 0) {
+      context_.device.swiglu_forward({.x = rows_at(before_act_, pass, 0, made.rows()),
+                                      .y = made,
+                                      .amax = float8_.fresh_amax()});
+    }
+    const Operand activated = float8_.along_rows(made, DType::f8_e4m3, true);
     each_expert(turn, [&](const Expert& expert, int64_t first, int64_t rows) {
       expert.down.forward(pass, activated.rows(first, rows), outputs.row_slice(first, rows), {});
     });
@@ -260,9 +261,7 @@ void MoeBlock::backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnorm
   const Tensor before_act = rows_at(before_act_, pass, 0, rows);
   const Tensor dactivated = rows_at(dactivated_, pass, 0, rows);
   const Tensor dbefore_act = rows_at(dbefore_act_, pass, 0, rows);
-  if (turn.whole && context_.recompute.mlp_activation && !context_.recompute.mlp && rows > 0) {
-    device.swiglu_forward({.x = before_act, .y = activated});
-  }
+  const bool again = !turn.whole || activates_backward(context_, pass);
   // The gradient of a row before its weight gives that of the weight: the product with the expert's
   // output is the one with its activations, behind `down`.
   const Operand dy_operand = float8_.along_rows(dy, DType::f8_e5m2);
@@ -270,15 +269,20 @@ void MoeBlock::backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnorm
     expert.down.backward_input(pass, dy_operand.rows(first, count),
                                dactivated.row_slice(first, count));
   });
-  dispatch_.weigh_backward(
-      turn, activated, dactivated,
-      rows_between(dweights_, pass, turn.first, turn.tokens, context_.shape.experts_per_token));
+  const Tensor dweights =
+      rows_between(dweights_, pass, turn.first, turn.tokens, context_.shape.experts_per_token);
+  const RowWeights weights = dispatch_.row_weights(turn, dweights);
+  if (rows > 0) {
+    device.swiglu_backward({.dy = dactivated,
+                            .x = before_act,
+                            .dx = dbefore_act,
+                            .amax = float8_.fresh_amax(),
+                            .y = again ? activated : Tensor(),
+                            .rows = weights});
+  }
+  dispatch_.take_back_gradients(turn, dweights);
   const Tensor weighted = dispatch_.weighted_gradients(turn, tokens_of(turn, dbranch));
   backward_weights(turn, &Expert::down, activated, weighted, Float8Rows::Kind::dy);
-  if (rows > 0) {
-    device.swiglu_backward(
-        {.dy = dactivated, .x = before_act, .dx = dbefore_act, .amax = float8_.fresh_amax()});
-  }
   const Operand dbefore_operand = float8_.along_rows(dbefore_act, DType::f8_e5m2, true);
   const Tensor dinputs = dispatch_.outputs(turn);
   each_expert(turn, [&](const Expert& expert, int64_t first, int64_t count) {
@@ -351,7 +355,11 @@ void MoeBlock::backward_through_experts(const Pass& pass) const {
   route_backward(pass);
   router_.backward_input(pass, {dlogits}, dnormed, Epilogue::none, {}, true);
   if (shared_) {
-    if (recompute.mlp) shared_->expand(pass, x, norm_.amax(pass));
+    if (recompute.mlp) {
+      Pass again = pass;
+      again.again = true;
+      shared_->expand(again, x, norm_.amax(pass));
+    }
     shared_->backward(pass, dbranch, dnormed);
   }
   TensorParallel::Pending leaving = context_.tp.start_leave(dnormed);

@@ -3,13 +3,13 @@
 namespace mtl {
 
 ResidualAdd parallel_forward(const BlockContext& context, const AttentionBlock& attention,
-                             const MlpBlock& mlp, const Pass& pass, bool again,
+                             const MlpBlock& mlp, const Pass& pass, const Pass& of_mlp,
                              const ResidualAdd& before) {
   // Gathered rows lie where the sum will, until the block has read them.
   const Tensor branch = mlp.branch(pass);
   attention.attend_to(pass, context.tp.enter(attention.norm().forward(pass, before), branch));
-  mlp.expand(pass, context.tp.enter(mlp.norm().forward(pass), branch));
-  if (again) return {};
+  mlp.expand(of_mlp, context.tp.enter(mlp.norm().forward(pass), branch));
+  if (of_mlp.again) return {};
   // One rank adds what is no part of a sum.
   attention.project(pass, branch, context.tp.rank() == 0);
   mlp.contract(pass, branch, true);

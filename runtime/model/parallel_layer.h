@@ -9,9 +9,10 @@
 
 namespace mtl {
 
-// As those of the blocks; `again`: of the last layer of a group that is made again, without output.
+// As those of the blocks; `of_mlp`: the pass, made again without output in the last layer of a
+// group.
 ResidualAdd parallel_forward(const BlockContext& context, const AttentionBlock& attention,
-                             const MlpBlock& mlp, const Pass& pass, bool again,
+                             const MlpBlock& mlp, const Pass& pass, const Pass& of_mlp,
                              const ResidualAdd& before);
 void parallel_backward(const BlockContext& context, const AttentionBlock& attention,
                        const MlpBlock& mlp, const Pass& pass);

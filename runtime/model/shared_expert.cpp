@@ -23,10 +23,11 @@ SharedExpert::SharedExpert(const BlockContext& context, int64_t layer)
 
 void SharedExpert::expand(const Pass& pass, Tensor x, Tensor amax) const {
   up_.forward(pass, {x, amax}, rows_of(before_act_, pass), {});
+  if (gate_) gate_->forward(pass, {x}, rows_of(scores_, pass), {});
+  if (pass.again) return;
   context_.device.swiglu_forward({.x = rows_of(before_act_, pass),
                                   .y = rows_of(activated_, pass),
                                   .amax = activated_amax_.in(pass.slot)});
-  if (gate_) gate_->forward(pass, {x}, rows_of(scores_, pass), {});
 }
 
 void SharedExpert::add_output(const Pass& pass, Tensor branch) const {
@@ -41,22 +42,23 @@ void SharedExpert::backward(const Pass& pass, Tensor dbranch, Tensor dnormed) co
   const Tensor activated = rows_of(activated_, pass);
   const Tensor dactivated = rows_of(dactivated_, pass);
   const Tensor dbefore_act = rows_of(dbefore_act_, pass);
-  if (context_.recompute.mlp_activation && !context_.recompute.mlp) {
-    context_.device.swiglu_forward({.x = before_act, .y = activated});
-  }
+  const bool again = activates_backward(context_, pass);
   down_.backward_input(pass, {dbranch, dbranch_amax_.in(pass.slot)}, dactivated);
   if (gate_) {
+    // The gate's gradient needs the activations before the derivative is taken.
+    if (again) context_.device.swiglu_forward({.x = before_act, .y = activated});
     // What is weighed is the same, on whichever side of the product of the weight's gradient.
     context_.device.add_shared_backward({.x = activated,
                                          .dy = dactivated,
                                          .gate = rows_of(scores_, pass),
                                          .dgate = rows_of(dscores_, pass)});
   }
-  down_.backward_weight(pass, activated, dbranch, {});
   context_.device.swiglu_backward({.dy = dactivated,
                                    .x = before_act,
                                    .dx = dbefore_act,
-                                   .amax = dbefore_act_amax_.in(pass.slot)});
+                                   .amax = dbefore_act_amax_.in(pass.slot),
+                                   .y = again && !gate_ ? activated : Tensor()});
+  down_.backward_weight(pass, activated, dbranch, {});
   if (gate_) {
     gate_->backward_input(pass, {rows_of(dscores_, pass)}, dnormed, Epilogue::none, {}, true);
   }

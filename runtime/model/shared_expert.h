@@ -18,7 +18,7 @@ class SharedExpert {
   SharedExpert(const BlockContext& context, int64_t layer);
 
   // From all rows of the normalised stream, whose largest magnitude `amax` has, if somebody has
-  // left it: up, activation, and the gate's scores.
+  // left it: up, the gate's scores, and but with pass.again the activation.
   void expand(const Pass& pass, Tensor x, Tensor amax) const;
   // The rank's part of the output, added to the experts' in `branch`.
   void add_output(const Pass& pass, Tensor branch) const;

@@ -91,7 +91,7 @@ inline OpWork work_of(const Swiglu& args) {
   return moves({args.x, args.y});
 }
 inline OpWork work_of(const SwigluBackward& args) {
-  return moves({args.dy, args.x, args.dx});
+  return moves({args.dy, args.x, args.dx, args.y});
 }
 inline OpWork work_of(const Rope& args) {
   const auto turned = static_cast<double>((args.heads + args.kv_heads) * args.table.cols());

@@ -134,8 +134,8 @@ class TimedDevice final : public Device {
   void gelu_exact_forward(Tensor x, Tensor y) override {
     timed("activation", moves({x, y}), [&] { device_->gelu_exact_forward(x, y); });
   }
-  void gelu_exact_backward(Tensor dy, Tensor x) override {
-    timed("activation", moves({dy, x, dy}), [&] { device_->gelu_exact_backward(dy, x); });
+  void gelu_exact_backward(Tensor dy, Tensor x, Tensor y) override {
+    timed("activation", moves({dy, x, dy, y}), [&] { device_->gelu_exact_backward(dy, x, y); });
   }
   void swiglu_forward(const Swiglu& args) override {
     timed("activation", work_of(args), [&] { device_->swiglu_forward(args); });
@@ -168,10 +168,6 @@ class TimedDevice final : public Device {
   }
   void combine_rows(const CombineRows& args) override {
     timed("experts", moves({args.from, args.to}), [&] { device_->combine_rows(args); });
-  }
-  void weigh_rows_backward(const WeighRowsBackward& args) override {
-    timed("experts", moves({args.x, args.dy, args.dy}),
-          [&] { device_->weigh_rows_backward(args); });
   }
   void rope(const Rope& args) override {
     timed("rope", work_of(args), [&] { device_->rope(args); });

@@ -43,7 +43,7 @@ MEMORY = [
     ("GELU", r"each_kernel<8, .*Gelu<mtl::cuda::Bf16, .*TanhForm>"),
     ("GELU backward", r"each_kernel<8, .*GeluBackward<mtl::cuda::Bf16, .*TanhForm>"),
     ("SwiGLU", r"swiglu_forward_kernel<mtl::cuda::Bf16, 8>"),
-    ("SwiGLU backward", r"swiglu_backward_kernel<mtl::cuda::Bf16, 8>"),
+    ("SwiGLU backward", r"swiglu_backward_kernel<mtl::cuda::Bf16, 8, false>"),
     ("norm, residual", r"forward_rows_kernel<mtl::cuda::Bf16, 8, .*RowShape<1, 4, 256>, .*1>"),
     ("norm backward", r"backward_rows_kernel<mtl::cuda::Bf16, 8, .*RowShape<1, 4, 256>"),
     ("bias gradient", r"column_sums_kernel<8, 1, .*Rows<mtl::cuda::Bf16>"),

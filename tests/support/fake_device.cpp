@@ -108,8 +108,8 @@ class FakeDevice final : public Device, private Recorder {
   void gelu_exact_forward(Tensor x, Tensor y) override {
     later([=, this] { cpu_->gelu_exact_forward(x, y); });
   }
-  void gelu_exact_backward(Tensor dy, Tensor x) override {
-    later([=, this] { cpu_->gelu_exact_backward(dy, x); });
+  void gelu_exact_backward(Tensor dy, Tensor x, Tensor y) override {
+    later([=, this] { cpu_->gelu_exact_backward(dy, x, y); });
   }
   void swiglu_forward(const Swiglu& args) override {
     later([=, this] { cpu_->swiglu_forward(args); });
@@ -140,9 +140,6 @@ class FakeDevice final : public Device, private Recorder {
   }
   void combine_rows(const CombineRows& args) override {
     later([=, this] { cpu_->combine_rows(args); });
-  }
-  void weigh_rows_backward(const WeighRowsBackward& args) override {
-    later([=, this] { cpu_->weigh_rows_backward(args); });
   }
   void rope(const Rope& args) override {
     later([=, this] { cpu_->rope(args); });

@@ -32,6 +32,9 @@ class GuardedDevice final : public Device {
   int64_t ops() const { return ops_; }              // and copies
   int64_t amaxes() const { return amaxes_; }        // amax ops
   int64_t additions() const { return additions_; }  // with a norm behind them
+  // Of SwiGLU and GELU's exact form, forward ops, and backward ops that made their results again.
+  int64_t activations() const { return activations_; }
+  int64_t activations_again() const { return activations_again_; }
   // Of quantize: tensors; those whose amax was another number than their largest magnitude; and of
   // these the ones that lie as before, and those where it was less.
   int64_t quantized() const { return quantized_; }
@@ -142,16 +145,21 @@ class GuardedDevice final : public Device {
     op({x, y}, [&] { cpu_.gelu_forward(x, y); });
   }
   void gelu_exact_forward(Tensor x, Tensor y) override {
+    ++activations_;
     op({x, y}, [&] { cpu_.gelu_exact_forward(x, y); });
   }
-  void gelu_exact_backward(Tensor dy, Tensor x) override {
-    op({dy, x}, [&] { cpu_.gelu_exact_backward(dy, x); });
+  void gelu_exact_backward(Tensor dy, Tensor x, Tensor y) override {
+    activations_again_ += y ? 1 : 0;
+    op({dy, x, y}, [&] { cpu_.gelu_exact_backward(dy, x, y); });
   }
   void swiglu_forward(const Swiglu& s) override {
+    ++activations_;
     op({s.x, s.y, s.amax}, [&] { cpu_.swiglu_forward(s); });
   }
   void swiglu_backward(const SwigluBackward& s) override {
-    op({s.dy, s.x, s.dx, s.amax}, [&] { cpu_.swiglu_backward(s); });
+    activations_again_ += s.y ? 1 : 0;
+    op({s.dy, s.x, s.dx, s.amax, s.y, s.rows.index, s.rows.weights, s.rows.dweights},
+       [&] { cpu_.swiglu_backward(s); });
   }
   // A GPU's kernel reads one row while it writes another.
   void add_norm_forward(const ResidualAdd& add, const LayerNorm& norm) override {
@@ -190,9 +198,6 @@ class GuardedDevice final : public Device {
   }
   void combine_rows(const CombineRows& c) override {
     op({c.from, c.rows, c.weights, c.to}, [&] { cpu_.combine_rows(c); });
-  }
-  void weigh_rows_backward(const WeighRowsBackward& w) override {
-    op({w.x, w.dy, w.index, w.weights, w.dweights}, [&] { cpu_.weigh_rows_backward(w); });
   }
   void rope(const Rope& r) override {
     op({r.qkv, r.table, r.positions}, [&] { cpu_.rope(r); });
@@ -323,8 +328,8 @@ class GuardedDevice final : public Device {
   CpuDevice cpu_{1, cpu_isa()};
   std::map<uintptr_t, size_t> regions_;
   std::map<uintptr_t, int64_t> on_host_;
-  int64_t ops_ = 0, amaxes_ = 0, additions_ = 0, quantized_ = 0, wrong_amaxes_ = 0,
-          wrong_row_amaxes_ = 0, small_amaxes_ = 0;
+  int64_t ops_ = 0, amaxes_ = 0, additions_ = 0, activations_ = 0, activations_again_ = 0,
+          quantized_ = 0, wrong_amaxes_ = 0, wrong_row_amaxes_ = 0, small_amaxes_ = 0;
 };
 
 }  // namespace mtl::test

@@ -19,12 +19,14 @@ void CpuDevice::gelu_exact_forward(Tensor x, Tensor y) {
   });
 }
 
-void CpuDevice::gelu_exact_backward(Tensor dy, Tensor x) {
+void CpuDevice::gelu_exact_backward(Tensor dy, Tensor x, Tensor y) {
   assert(dy.dtype == x.dtype && dy.numel() == x.numel() && dy.data != x.data);
+  assert(!y || (y.dtype == x.dtype && y.numel() == x.numel() && y.data != x.data));
   const int64_t element = bytes_of(x.dtype);
   const auto gelu = typed(x.dtype).gelu_exact_backward;
   split_rows(x.numel(), 1, [&](int64_t begin, int64_t end) {
-    gelu(x.as<char>() + begin * element, dy.as<char>() + begin * element, end - begin);
+    gelu(x.as<char>() + begin * element, dy.as<char>() + begin * element,
+         y ? y.as<char>() + begin * element : nullptr, end - begin);
   });
 }
 
@@ -36,8 +38,7 @@ void CpuDevice::swiglu_forward(const Swiglu& args) {
   const auto swiglu = typed(x.dtype).swiglu_forward;
   split_rows(rows, width, [&](int64_t begin, int64_t end) {
     swiglu({.x = x.as<char>() + begin * 2 * row_bytes,
-            .dy = nullptr,
-            .out = y.as<char>() + begin * row_bytes,
+            .y = y.as<char>() + begin * row_bytes,
             .rows = end - begin,
             .width = width});
   });
@@ -45,18 +46,25 @@ void CpuDevice::swiglu_forward(const Swiglu& args) {
 }
 
 void CpuDevice::swiglu_backward(const SwigluBackward& args) {
-  const Tensor &dy = args.dy, &x = args.x, &dx = args.dx;
+  const Tensor &dy = args.dy, &x = args.x, &dx = args.dx, &y = args.y;
+  const RowWeights& weigh = args.rows;
   const int64_t rows = dy.rows(), width = dy.cols();
   assert(dy.dtype == x.dtype && x.rows() == rows && x.cols() == 2 * width);
   assert(dx.dtype == x.dtype && dx.numel() == x.numel() && dx.data != x.data);
+  assert(!y || (y.dtype == x.dtype && y.numel() == dy.numel() && y.data != dy.data));
+  assert(!weigh.weights || (weigh.index.dtype == DType::i32 && weigh.index.numel() == rows));
   const int64_t row_bytes = width * bytes_of(x.dtype);
   const auto swiglu = typed(x.dtype).swiglu_backward;
   split_rows(rows, width, [&](int64_t begin, int64_t end) {
     swiglu({.x = x.as<char>() + begin * 2 * row_bytes,
-            .dy = dy.as<char>() + begin * row_bytes,
-            .out = dx.as<char>() + begin * 2 * row_bytes,
+            .y = y ? y.as<char>() + begin * row_bytes : nullptr,
             .rows = end - begin,
-            .width = width});
+            .width = width,
+            .dy = dy.as<char>() + begin * row_bytes,
+            .dx = dx.as<char>() + begin * 2 * row_bytes,
+            .index = weigh.weights ? weigh.index.as<const int32_t>() + begin : nullptr,
+            .weights = weigh.weights.as<const float>(),
+            .dweights = weigh.dweights.as<float>()});
   });
   raise_amax(args.amax, dx);
 }

@@ -68,7 +68,7 @@ class CpuDevice final : public Device {
   void head_norm_backward(const HeadNormBackward& args) override;
   void gelu_forward(Tensor x, Tensor y) override;
   void gelu_exact_forward(Tensor x, Tensor y) override;
-  void gelu_exact_backward(Tensor dy, Tensor x) override;
+  void gelu_exact_backward(Tensor dy, Tensor x, Tensor y) override;
   void swiglu_forward(const Swiglu& args) override;
   void swiglu_backward(const SwigluBackward& args) override;
   void route_experts(const RouteExperts& args) override;
@@ -79,7 +79,6 @@ class CpuDevice final : public Device {
   void balance_experts(const BalanceExperts& args) override;
   void gather_rows(const GatherRows& args) override;
   void combine_rows(const CombineRows& args) override;
-  void weigh_rows_backward(const WeighRowsBackward& args) override;
   void rope(const Rope& args) override;
   void attention_forward(const Attention& args) override { attention_.forward(args); }
   void attention_backward(const AttentionBackward& args) override { attention_.backward(args); }

@@ -273,23 +273,6 @@ void CpuDevice::combine_rows(const CombineRows& args) {
   });
 }
 
-void CpuDevice::weigh_rows_backward(const WeighRowsBackward& args) {
-  const int64_t cols = args.x.cols(), row_bytes = cols * bytes_of(args.x.dtype);
-  assert(args.dy.dtype == args.x.dtype && args.dy.numel() == args.x.numel());
-  assert(args.index.dtype == DType::i32 && args.index.numel() == args.x.rows());
-  const auto* index = args.index.as<const int32_t>();
-  const auto* weights = args.weights.as<const float>();
-  auto* dweights = args.dweights.as<float>();
-  const auto weigh_row_backward = typed(args.x.dtype).weigh_row_backward;
-  split_rows(args.x.rows(), cols, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      dweights[index[i]] =
-          weigh_row_backward(args.x.as<const char>() + i * row_bytes,
-                             args.dy.as<char>() + i * row_bytes, weights[index[i]], cols);
-    }
-  });
-}
-
 void CpuDevice::add_shared(const AddShared& args) {
   const int64_t cols = args.from.cols(), row_bytes = cols * bytes_of(args.from.dtype);
   assert(args.to.dtype == args.from.dtype && args.to.numel() == args.from.numel());

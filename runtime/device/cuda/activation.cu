@@ -1,5 +1,6 @@
 // GELU alone and SwiGLU: one pass. Bytes per element of the output, with s the size of the type:
-// gelu_forward 2 s, gelu_backward 3 s, swiglu_forward 3 s, swiglu_backward (per element of dy) 5 s.
+// gelu_forward 2 s, gelu_backward 3 s, swiglu_forward 3 s, swiglu_backward (per element of dy) 5 s;
+// backward that writes y too one s more.
 #include "runtime/device/cuda/activation.h"
 #include "runtime/device/cuda/amax.h"
 
@@ -32,10 +33,16 @@ template <typename T, typename Form>
 struct GeluBackward {
   T* dy;
   const T* aux;
+  T* y;  // or null
   template <int N>
   __device__ void at(int64_t i) const {
     const Floats<N> x = load<N>(aux + i);
     Floats<N> d = load<N>(dy + i);
+    if (y != nullptr) {
+      Floats<N> values;
+      for (int k = 0; k < N; ++k) values.at[k] = Form::value(x.at[k]);
+      store(y + i, values);
+    }
     for (int k = 0; k < N; ++k) d.at[k] *= Form::slope(x.at[k]);
     store(dy + i, d);
   }
@@ -46,10 +53,15 @@ struct GeluBackward {
 template <typename T>
 struct GatedRows {
   const T* x;
-  const T* dy;
-  T* out;
+  T* y;  // backward: may be null
   int64_t rows, width;
   uint32_t* amax;
+  // Backward only.
+  const T* dy = nullptr;
+  T* dx = nullptr;
+  const int32_t* index = nullptr;  // with weights
+  const float* weights = nullptr;
+  float* dweights = nullptr;
 };
 
 template <typename T, int N>
@@ -59,7 +71,7 @@ __global__ void __launch_bounds__(kBlock) swiglu_forward_kernel(GatedRows<T> a) 
   for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; row < a.rows;
        row += warps) {
     const T* gate = a.x + row * 2 * a.width;
-    T* y = a.out + row * a.width;
+    T* y = a.y + row * a.width;
     MTL_UNROLL(2)
     for (int64_t i = threadIdx.x % kWarp * N; i < a.width; i += kWarp * N) {
       const Floats<N> g = load<N>(gate + i);
@@ -72,8 +84,8 @@ __global__ void __launch_bounds__(kBlock) swiglu_forward_kernel(GatedRows<T> a) 
   amax.template finish<kBlock>();
 }
 
-// With s = sigmoid(g): silu'(g) = s + g s (1 - s).
-template <typename T, int N>
+// With s = sigmoid(g): silu'(g) = s + g s (1 - s). y is the product that forward makes.
+template <typename T, int N, bool kWeights>
 __global__ void __launch_bounds__(kBlock) swiglu_backward_kernel(GatedRows<T> a) {
   Amax<T> amax(a.amax);
   const int64_t warps = int64_t{gridDim.x} * kWarps;
@@ -81,20 +93,35 @@ __global__ void __launch_bounds__(kBlock) swiglu_backward_kernel(GatedRows<T> a)
        row += warps) {
     const T* gate = a.x + row * 2 * a.width;
     const T* dy = a.dy + row * a.width;
-    T* dgate = a.out + row * 2 * a.width;
+    T* y = a.y + row * a.width;
+    T* dgate = a.dx + row * 2 * a.width;
+    const int32_t index = kWeights ? a.index[row] : 0;
+    const float weight = kWeights ? a.weights[index] : 1.0f;
+    float dot = 0;
     for (int64_t i = threadIdx.x % kWarp * N; i < a.width; i += kWarp * N) {
       Floats<N> g = load<N>(gate + i), u = load<N>(gate + a.width + i);
-      const Floats<N> d = load<N>(dy + i);
+      Floats<N> d = load<N>(dy + i);
+      Floats<N> made;
       for (int k = 0; k < N; ++k) {
         const Sigmoid s = sigmoid(g.at[k]);
         const float silu = g.at[k] * s.value;
+        made.at[k] = u.at[k] * silu;
+        if (kWeights) {
+          dot = fmaf(made.at[k], d.at[k], dot);
+          d.at[k] *= weight;
+        }
         g.at[k] = d.at[k] * u.at[k] * (s.value + silu * s.rest);
         u.at[k] = d.at[k] * silu;
       }
+      if (a.y != nullptr) store(y + i, made);
       store(dgate + i, g);
       store(dgate + a.width + i, u);
       amax.take(g);
       amax.take(u);
+    }
+    if (kWeights) {
+      dot = warp_sum(dot);
+      if (threadIdx.x % kWarp == 0) a.dweights[index] = dot;
     }
   }
   amax.template finish<kBlock>();
@@ -111,13 +138,12 @@ void gelu_forward_of(Queue& queue, const Tensor& x, const Tensor& y) {
 }
 
 template <typename Form>
-void gelu_backward_of(Queue& queue, const Tensor& dy, const Tensor& aux) {
+void gelu_backward_of(Queue& queue, const Tensor& dy, const Tensor& aux, const Tensor& y) {
   with_type(dy.dtype, [&](auto type) {
     using T = decltype(type);
-    with_pack<kPackOf<T>>(aligned({dy.data, aux.data}), [&](auto pack) {
-      each<decltype(pack)::value>(queue, dy.numel(),
-                                  GeluBackward<T, Form>{dy.as<T>(), aux.as<const T>()});
-    });
+    const GeluBackward<T, Form> body = {dy.as<T>(), aux.as<const T>(), y.as<T>()};
+    with_pack<kPackOf<T>>(aligned({body.dy, body.aux, body.y}),
+                          [&](auto pack) { each<decltype(pack)::value>(queue, dy.numel(), body); });
   });
 }
 
@@ -127,21 +153,24 @@ void gelu_forward(Queue& queue, Tensor x, Tensor y) {
   gelu_forward_of<TanhForm>(queue, x, y);
 }
 void gelu_backward(Queue& queue, Tensor dy, Tensor aux) {
-  gelu_backward_of<TanhForm>(queue, dy, aux);
+  gelu_backward_of<TanhForm>(queue, dy, aux, {});
 }
 void gelu_exact_forward(Queue& queue, Tensor x, Tensor y) {
   gelu_forward_of<ExactForm>(queue, x, y);
 }
-void gelu_exact_backward(Queue& queue, Tensor dy, Tensor x) {
-  gelu_backward_of<ExactForm>(queue, dy, x);
+void gelu_exact_backward(Queue& queue, Tensor dy, Tensor x, Tensor y) {
+  gelu_backward_of<ExactForm>(queue, dy, x, y);
 }
 
 void swiglu_forward(Queue& queue, const Swiglu& args) {
   with_type(args.x.dtype, [&](auto type) {
     using T = decltype(type);
-    const GatedRows<T> a = {args.x.as<const T>(), nullptr,       args.y.as<T>(),
-                            args.y.rows(),        args.y.cols(), args.amax.as<uint32_t>()};
-    const bool packs = aligned({a.x, a.out}) && a.width % kPackOf<T> == 0;
+    const GatedRows<T> a = {.x = args.x.as<const T>(),
+                            .y = args.y.as<T>(),
+                            .rows = args.y.rows(),
+                            .width = args.y.cols(),
+                            .amax = args.amax.as<uint32_t>()};
+    const bool packs = aligned({a.x, a.y}) && a.width % kPackOf<T> == 0;
     with_pack<kPackOf<T>>(packs, [&](auto pack) {
       launch(swiglu_forward_kernel<T, decltype(pack)::value>, blocks_for(queue, a.rows, kWarps),
              dim3(kBlock), 0, queue.stream(), a);
@@ -152,12 +181,22 @@ void swiglu_forward(Queue& queue, const Swiglu& args) {
 void swiglu_backward(Queue& queue, const SwigluBackward& args) {
   with_type(args.x.dtype, [&](auto type) {
     using T = decltype(type);
-    const GatedRows<T> a = {args.x.as<const T>(), args.dy.as<const T>(), args.dx.as<T>(),
-                            args.dy.rows(),       args.dy.cols(),        args.amax.as<uint32_t>()};
-    const bool packs = aligned({a.x, a.dy, a.out}) && a.width % kPackOf<T> == 0;
+    const GatedRows<T> a = {.x = args.x.as<const T>(),
+                            .y = args.y.as<T>(),
+                            .rows = args.dy.rows(),
+                            .width = args.dy.cols(),
+                            .amax = args.amax.as<uint32_t>(),
+                            .dy = args.dy.as<const T>(),
+                            .dx = args.dx.as<T>(),
+                            .index = args.rows.index.as<const int32_t>(),
+                            .weights = args.rows.weights.as<const float>(),
+                            .dweights = args.rows.dweights.as<float>()};
+    const bool packs = aligned({a.x, a.y, a.dy, a.dx}) && a.width % kPackOf<T> == 0;
     with_pack<kPackOf<T>>(packs, [&](auto pack) {
-      launch(swiglu_backward_kernel<T, decltype(pack)::value>, blocks_for(queue, a.rows, kWarps),
-             dim3(kBlock), 0, queue.stream(), a);
+      constexpr int kPack = decltype(pack)::value;
+      launch(a.weights != nullptr ? swiglu_backward_kernel<T, kPack, true>
+                                  : swiglu_backward_kernel<T, kPack, false>,
+             blocks_for(queue, a.rows, kWarps), dim3(kBlock), 0, queue.stream(), a);
     });
   });
 }

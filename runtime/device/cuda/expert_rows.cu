@@ -1,6 +1,6 @@
 // Mixture of experts: the way of the rows to the experts and back, and the block that all tokens go
 // through. Bytes per element of a row, with s the size of the type: gather_rows 2 s, combine_rows
-// (k + 1) s, weigh_rows_backward 3 s, add_shared 3 s, add_shared_backward 4 s.
+// (k + 1) s, add_shared 3 s, add_shared_backward 4 s.
 #include "runtime/device/cuda/expert_scores.h"
 
 namespace mtl::cuda {
@@ -60,38 +60,6 @@ __global__ void __launch_bounds__(kBlock) combine_kernel(Combine<T> a) {
       }
       store(a.to + row * a.width + i, sum);
     }
-  }
-}
-
-template <typename T>
-struct Weigh {
-  const T* x;
-  T* dy;
-  const int32_t* index;
-  const float* weights;
-  float* dweights;
-  int64_t rows, width;
-};
-
-template <typename T, int N>
-__global__ void __launch_bounds__(kBlock) weigh_backward_kernel(Weigh<T> a) {
-  const int64_t warps = int64_t{gridDim.x} * kWarps;
-  for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; row < a.rows;
-       row += warps) {
-    const int32_t index = a.index[row];
-    const float weight = a.weights[index];
-    float sum = 0;
-    for (int64_t i = threadIdx.x % kWarp * N; i < a.width; i += kWarp * N) {
-      const Floats<N> x = load<N>(a.x + row * a.width + i);
-      Floats<N> d = load<N>(a.dy + row * a.width + i);
-      for (int k = 0; k < N; ++k) {
-        sum += x.at[k] * d.at[k];
-        d.at[k] *= weight;
-      }
-      store(a.dy + row * a.width + i, d);
-    }
-    sum = warp_sum(sum);
-    if (threadIdx.x % kWarp == 0) a.dweights[index] = sum;
   }
 }
 
@@ -190,21 +158,6 @@ void combine_rows(Queue& queue, const CombineRows& args) {
                                 static_cast<int>(args.rows.cols())};
     launch_rows<T>(queue, {combine.from, combine.to}, combine,
                    [](auto pack) { return combine_kernel<T, decltype(pack)::value>; });
-  });
-}
-
-void weigh_rows_backward(Queue& queue, const WeighRowsBackward& args) {
-  with_type(args.x.dtype, [&](auto type) {
-    using T = decltype(type);
-    const Weigh<T> weigh = {args.x.as<const T>(),
-                            args.dy.as<T>(),
-                            args.index.as<const int32_t>(),
-                            args.weights.as<const float>(),
-                            args.dweights.as<float>(),
-                            args.x.rows(),
-                            args.x.cols()};
-    launch_rows<T>(queue, {weigh.x, weigh.dy}, weigh,
-                   [](auto pack) { return weigh_backward_kernel<T, decltype(pack)::value>; });
   });
 }
 

@@ -47,7 +47,7 @@ void gelu_forward(Queue& queue, Tensor x, Tensor y);
 // dy <- dy * gelu_tanh'(aux), in place: what cuBLASLt's epilogue would do.
 void gelu_backward(Queue& queue, Tensor dy, Tensor aux);
 void gelu_exact_forward(Queue& queue, Tensor x, Tensor y);
-void gelu_exact_backward(Queue& queue, Tensor dy, Tensor x);
+void gelu_exact_backward(Queue& queue, Tensor dy, Tensor x, Tensor y);
 void swiglu_forward(Queue& queue, const Swiglu& args);
 void swiglu_backward(Queue& queue, const SwigluBackward& args);
 // matmul_bias.cu: to [n, c] = (accumulate ? to : 0) + from + bias [c]; from f32, may be `to`; bias
@@ -72,7 +72,6 @@ void count_experts(Queue& queue, const CountExperts& args);
 void balance_experts(Queue& queue, const BalanceExperts& args);
 void gather_rows(Queue& queue, const GatherRows& args);
 void combine_rows(Queue& queue, const CombineRows& args);
-void weigh_rows_backward(Queue& queue, const WeighRowsBackward& args);
 // rope.cu
 void rope(Queue& queue, const Rope& args);
 // attention_forward.cu, attention_backward.cu

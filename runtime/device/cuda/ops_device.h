@@ -32,8 +32,8 @@ class OpsDevice : public Device, protected Queue {
   }
   void gelu_forward(Tensor x, Tensor y) override { cuda::gelu_forward(*this, x, y); }
   void gelu_exact_forward(Tensor x, Tensor y) override { cuda::gelu_exact_forward(*this, x, y); }
-  void gelu_exact_backward(Tensor dy, Tensor x) override {
-    cuda::gelu_exact_backward(*this, dy, x);
+  void gelu_exact_backward(Tensor dy, Tensor x, Tensor y) override {
+    cuda::gelu_exact_backward(*this, dy, x, y);
   }
   void swiglu_forward(const Swiglu& args) override { cuda::swiglu_forward(*this, args); }
   void swiglu_backward(const SwigluBackward& args) override { cuda::swiglu_backward(*this, args); }
@@ -49,9 +49,6 @@ class OpsDevice : public Device, protected Queue {
   void balance_experts(const BalanceExperts& args) override { cuda::balance_experts(*this, args); }
   void gather_rows(const GatherRows& args) override { cuda::gather_rows(*this, args); }
   void combine_rows(const CombineRows& args) override { cuda::combine_rows(*this, args); }
-  void weigh_rows_backward(const WeighRowsBackward& args) override {
-    cuda::weigh_rows_backward(*this, args);
-  }
   void rope(const Rope& args) override { cuda::rope(*this, args); }
   void attention_forward(const Attention& args) override { cuda::attention_forward(*this, args); }
   void attention_backward(const AttentionBackward& args) override {

@@ -103,7 +103,7 @@ TEST_CASE("gelu_exact and its gradient against the reference") {
     for (const int64_t n : {1, 2, 15, 16, 17, 601, 70'001}) {
       for (const DType type : kComputeTypes) {
         INFO(n << " elements, type " << safetensors_name(type));
-        Held x(type, {n}), y(type, {n}), dy(type, {n});
+        Held x(type, {n}), y(type, {n}), dy(type, {n}), again(type, {n}), other(type, {n});
         x.randomize(random, 3);
         dy.randomize(random);
         std::vector<double> expected, slopes = dy.values();
@@ -111,8 +111,12 @@ TEST_CASE("gelu_exact and its gradient against the reference") {
         for (int64_t i = 0; i < n; ++i) {
           slopes[static_cast<size_t>(i)] *= gelu_exact_slope(x[i]);
         }
+        device.copy(dy.view, other.view);
         device.gelu_exact_forward(x.view, y.view);
-        device.gelu_exact_backward(dy.view, x.view);
+        device.gelu_exact_backward(dy.view, x.view, {});
+        device.gelu_exact_backward(other.view, x.view, again.view);
+        CHECK(again.bytes() == y.bytes());
+        CHECK(other.bytes() == dy.bytes());
         // The integral to 2e-7, times x, and roundings. The tanh form is 5e-4 off.
         check_close(y, expected, 3e-6, "y");
         check_close(dy, slopes, 3e-6, "dy");
@@ -126,11 +130,12 @@ TEST_CASE("gelu_exact far from 0 is its limit, with small tails to their last di
     const std::vector<double> at = {-1e30, -1000, -20, -14, -9, -6, -4, -2,   -0.0,
                                     0,     2,     4,   6,   9,  14, 20, 1000, 1e30};
     const auto n = static_cast<int64_t>(at.size());
-    Held x(DType::f32, {n}), y(DType::f32, {n}), dy(DType::f32, {n});
+    Held x(DType::f32, {n}), y(DType::f32, {n}), dy(DType::f32, {n}), again(DType::f32, {n});
     for (int64_t i = 0; i < n; ++i) x.set(i, at[static_cast<size_t>(i)]);
     device.fill(dy.view, 1);
     device.gelu_exact_forward(x.view, y.view);
-    device.gelu_exact_backward(dy.view, x.view);
+    device.gelu_exact_backward(dy.view, x.view, again.view);
+    CHECK(again.bytes() == y.bytes());
     for (int64_t i = 0; i < n; ++i) {
       const double value = x[i], exact = value * normal_integral(value);
       INFO("x " << value);
@@ -173,6 +178,75 @@ TEST_CASE("swiglu_backward against the reference") {
   });
 }
 
+TEST_CASE("swiglu_backward writes what the forward op does, to the bit, and the same gradient") {
+  for_each_device([](Device& device) {
+    std::mt19937 random(14);
+    for (const auto& [n, f] : kMatrices) {
+      for (const DType type : kComputeTypes) {
+        INFO(n << " x " << f << " type " << safetensors_name(type));
+        Held x(type, {n, 2 * f}), y(type, {n, f}), again(type, {n, f}), dy(type, {n, f});
+        Held dx(type, {n, 2 * f}), dx_alone(type, {n, 2 * f});
+        x.randomize(random, 4);
+        x.set(0, -1e4);
+        dy.randomize(random);
+        device.swiglu_forward({.x = x.view, .y = y.view});
+        device.swiglu_backward({.dy = dy.view, .x = x.view, .dx = dx_alone.view});
+        device.swiglu_backward({.dy = dy.view, .x = x.view, .dx = dx.view, .y = again.view});
+        CHECK(again.bytes() == y.bytes());
+        CHECK(dx.bytes() == dx_alone.bytes());
+      }
+    }
+  });
+}
+
+TEST_CASE("swiglu_backward of rows with weights against the reference") {
+  for_each_device([](Device& device) {
+    std::mt19937 random(24);
+    for (const auto& [n, f] : kMatrices) {
+      for (const DType type : kComputeTypes) {
+        INFO(n << " x " << f << " type " << safetensors_name(type));
+        Held x(type, {n, 2 * f}), y(type, {n, f}), again(type, {n, f}), dy(type, {n, f});
+        Held dx(type, {n, 2 * f}), dx_alone(type, {n, 2 * f}), index(DType::i32, {n});
+        // Of more weights than there are rows; the others' gradients stay.
+        Held weights(DType::f32, {n + 3}), dweights(DType::f32, {n + 3}, 0);
+        x.randomize(random);
+        dy.randomize(random);
+        weights.randomize(random);
+        device.fill(dweights.view, 7);
+        for (int64_t i = 0; i < n; ++i) index.set(i, static_cast<double>(n + 1 - i));
+        std::vector<double> weighed = dy.values();
+        std::vector<double> dots(static_cast<size_t>(n + 3), 7);
+        const std::vector<double> made = swiglu(x.values(), f);
+        for (int64_t i = 0; i < n; ++i) {
+          const auto w = static_cast<int64_t>(index[i]);
+          double& dot = dots[static_cast<size_t>(w)] = 0;
+          for (auto at = static_cast<size_t>(i * f); at < static_cast<size_t>((i + 1) * f); ++at) {
+            dot += made[at] * weighed[at];
+            weighed[at] *= weights[w];
+          }
+        }
+        SwigluBackward args = {
+            .dy = dy.view,
+            .x = x.view,
+            .dx = dx_alone.view,
+            .rows = {.index = index.view, .weights = weights.view, .dweights = dweights.view}};
+        const double bound = 2e-5 * std::sqrt(static_cast<double>(f));
+        device.swiglu_backward(args);
+        check_close(dx_alone, swiglu_gradient(weighed, x.values(), f), 1e-5, "dx");
+        check_close(dweights, dots, bound, "dweights");
+        const std::vector<uint8_t> alone = dweights.bytes();
+        args.dx = dx.view;
+        args.y = again.view;
+        device.swiglu_forward({.x = x.view, .y = y.view});
+        device.swiglu_backward(args);
+        CHECK(again.bytes() == y.bytes());
+        CHECK(dx.bytes() == dx_alone.bytes());
+        CHECK(dweights.bytes() == alone);
+      }
+    }
+  });
+}
+
 TEST_CASE("swiglu_backward is the finite difference of the forward op") {
   for_each_device([](Device& device) {
     std::mt19937 random(5);
@@ -210,12 +284,13 @@ TEST_CASE("swiglu of large gates is their limit") {
                                        20,    50,    87,   89,  100, 1000, 1e30};
     const auto f = static_cast<int64_t>(gates.size());
     Held x(DType::f32, {1, 2 * f}), dy(DType::f32, {1, f}), y(DType::f32, {1, f});
-    Held dx(DType::f32, {1, 2 * f});
+    Held dx(DType::f32, {1, 2 * f}), again(DType::f32, {1, f});
     device.fill(x.view, 0.5f);
     device.fill(dy.view, 2);
     for (int64_t i = 0; i < f; ++i) x.set(i, gates[static_cast<size_t>(i)]);
     device.swiglu_forward({.x = x.view, .y = y.view});
-    device.swiglu_backward({.dy = dy.view, .x = x.view, .dx = dx.view});
+    device.swiglu_backward({.dy = dy.view, .x = x.view, .dx = dx.view, .y = again.view});
+    CHECK(again.bytes() == y.bytes());
     for (int64_t i = 0; i < f; ++i) {
       const double gate = x[i], sigmoid = 1 / (1 + std::exp(-gate));
       const double slope = sigmoid + gate * sigmoid * (1 - sigmoid);

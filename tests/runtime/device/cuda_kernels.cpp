@@ -267,6 +267,10 @@ TEST_CASE("cuda: rows wider than a warp reaches and more of them than a grid has
         Held out(type, {c.rows, c.cols}), positions(type, {seq, c.cols});
         Held dpositions(DType::f32, {seq, c.cols}), y(type, {c.rows, c.cols});
         Held wide(type, {c.rows, 2 * c.cols}), dwide(type, {c.rows, 2 * c.cols});
+        Held index(DType::i32, {c.rows}), weights(DType::f32, {c.rows});
+        Held dweights(DType::f32, {c.rows});
+        for (int64_t i = 0; i < c.rows; ++i) index.set(i, static_cast<double>(c.rows - 1 - i));
+        weights.randomize(random);
         Outputs outputs;
         x.randomize(random);
         residual.randomize(random);
@@ -289,12 +293,21 @@ TEST_CASE("cuda: rows wider than a warp reaches and more of them than a grid has
         outputs.push_back(dpositions.values());
         device.gelu_exact_forward(x.view, y.view);
         outputs.push_back(y.values());
-        device.gelu_exact_backward(residual.view, x.view);
+        device.gelu_exact_backward(residual.view, x.view, out.view);
         outputs.push_back(residual.values());
+        outputs.push_back(out.values());
         device.swiglu_forward({.x = wide.view, .y = y.view});
         outputs.push_back(y.values());
-        device.swiglu_backward({.dy = x.view, .x = wide.view, .dx = dwide.view});
+        device.swiglu_backward({.dy = x.view, .x = wide.view, .dx = dwide.view, .y = out.view});
         outputs.push_back(dwide.values());
+        outputs.push_back(out.values());
+        device.swiglu_backward(
+            {.dy = x.view,
+             .x = wide.view,
+             .dx = dwide.view,
+             .rows = {.index = index.view, .weights = weights.view, .dweights = dweights.view}});
+        outputs.push_back(dwide.values());
+        outputs.push_back(dweights.values());
         return outputs;
       });
     }

@@ -135,12 +135,14 @@ std::vector<uint8_t> outputs_of_family_ops(Device& device, DType type) {
   const int64_t cols = (heads + 2 * kv_heads) * dim, width = cols / 2;
   Held x(type, {rows, cols}), dy(type, {rows, cols}), y(type, {rows, cols});
   Held gamma(type, {cols}), rstd(DType::f32, {rows, heads}), dgamma(DType::f32, {cols});
-  Held half(type, {rows, width}), table(DType::f32, {seq, dim});
+  Held half(type, {rows, width}), remade(type, {rows, width}), table(DType::f32, {seq, dim});
+  Held index(DType::i32, {rows}), weights(DType::f32, {rows}), dweights(DType::f32, {rows});
   x.randomize(random);
   dy.randomize(random);
   gamma.randomize(random);
   half.randomize(random);
   table.randomize(random);
+  weights.randomize(random);
   const Tensor row_rstd = rstd.view.slice(0, rows);
   device.copy(x.view, y.view);
   keep(y);
@@ -158,8 +160,14 @@ std::vector<uint8_t> outputs_of_family_ops(Device& device, DType type) {
   keep(y), keep(dgamma);
   device.gelu_forward(x.view, y.view);
   keep(y);
-  device.swiglu_backward({.dy = half.view, .x = x.view, .dx = y.view});
-  keep(y);
+  device.swiglu_backward({.dy = half.view, .x = x.view, .dx = y.view, .y = remade.view});
+  keep(y), keep(remade);
+  for (int64_t i = 0; i < rows; ++i) index.set(i, static_cast<double>(rows - 1 - i));
+  device.swiglu_backward({.dy = half.view,
+                          .x = x.view,
+                          .dx = y.view,
+                          .rows = {index.view, weights.view, dweights.view}});
+  keep(y), keep(dweights);
   device.swiglu_forward({.x = x.view, .y = half.view});
   keep(half);
   const Tensor head_gamma = gamma.view.slice(0, dim), head_dgamma = dgamma.view.slice(0, dim);

@@ -258,6 +258,19 @@ std::vector<Made> operands(Device& device, DType type, int64_t rows, int64_t col
   made.push_back({"swiglu", std::move(y)});
   device.swiglu_backward({.dy = dy.view, .x = x.view, .dx = dx->view, .amax = amax(made.size())});
   made.push_back({"swiglu backward", std::move(dx)});
+  // What backward writes beside dx is none of its values.
+  Held index(DType::i32, {rows}), weights(DType::f32, {rows}), dweights(DType::f32, {rows});
+  for (int64_t i = 0; i < rows; ++i) index.set(i, static_cast<double>(i));
+  device.fill(weights.view, 0.25f);
+  Held remade(type, {rows, cols});
+  auto weighed = held(type, rows, 2 * cols);
+  device.swiglu_backward({.dy = dy.view,
+                          .x = x.view,
+                          .dx = weighed->view,
+                          .amax = amax(made.size()),
+                          .y = remade.view,
+                          .rows = {index.view, weights.view, dweights.view}});
+  made.push_back({"swiglu backward of rows with weights", std::move(weighed)});
   return made;
 }
 
@@ -282,10 +295,10 @@ TEST_CASE("fp8: an op leaves the largest magnitude that a pass over its result f
           const bool wide = cols > 100;
           if (wide && (odd != 0.5 || type == DType::f16)) continue;
           INFO(rows << " x " << cols << " of " << safetensors_name(type) << " with " << odd);
-          Held amax(DType::f32, {8}, 0), found(DType::f32, {1});
+          Held amax(DType::f32, {9}, 0), found(DType::f32, {1});
           const auto plain =
               operands(device, type, rows, cols, odd, [](size_t) { return Tensor(); });
-          REQUIRE(plain.size() == 8);
+          REQUIRE(plain.size() == 9);
           for (const float before : {0.0f, 0.25f, 1e30f, NAN}) {
             if (wide && before != 0) continue;
             device.fill(amax.view, before);

@@ -118,6 +118,28 @@ Story story_of(const TrainSpec& spec, const std::filesystem::path& dir,
   return story;
 }
 
+// What a device has counted in one step of one rank.
+int64_t in_a_step(const TrainSpec& spec, int64_t (GuardedDevice::*counted)() const) {
+  int64_t count = 0;
+  const GuardedDevice* device = nullptr;
+  const auto source = markov_tokens(5'000, kVocab);
+  const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 1);
+  run_layout(
+      spec, kVocab, {},
+      [&](RankContext& rank) {
+        rank.trainer.initialise();
+        rank.trainer.step(0, *source, sampler, {});
+        count = (device->*counted)();
+      },
+      0, {},
+      [&](int) {
+        auto made = std::make_unique<GuardedDevice>();
+        device = made.get();
+        return made;
+      });
+  return count;
+}
+
 }  // namespace
 
 TEST_CASE("a device that the host cannot look into trains, saves, resumes and evaluates") {
@@ -146,24 +168,7 @@ TEST_CASE("a device that the host cannot look into trains, saves, resumes and ev
 
 TEST_CASE("a norm never lies over what its residual addition reads") {
   const auto additions = [](const TrainSpec& spec) {
-    int64_t count = 0;
-    const GuardedDevice* device = nullptr;
-    const auto source = markov_tokens(5'000, kVocab);
-    const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 1);
-    run_layout(
-        spec, kVocab, {},
-        [&](RankContext& rank) {
-          rank.trainer.initialise();
-          rank.trainer.step(0, *source, sampler, {});
-          count = device->additions();
-        },
-        0, {},
-        [&](int) {
-          auto made = std::make_unique<GuardedDevice>();
-          device = made.get();
-          return made;
-        });
-    return count;
+    return in_a_step(spec, &GuardedDevice::additions);
   };
   for (TrainSpec spec : {gpt2_spec("bf16"), mixtral_spec("bf16"), neox_spec("bf16")}) {
     // Two micro-batches; all norms but the first follow an addition, and side by side the second of
@@ -184,6 +189,41 @@ TEST_CASE("a norm never lies over what its residual addition reads") {
       // In backward a layer's second norm again, and the first of those that begin no group.
       const int64_t groups = (5 + layers - 1) / layers;
       CHECK(additions(spec) == 2 * (5 + 2 * second + 5 - groups));
+    }
+  }
+}
+
+TEST_CASE("an activation made again is made by the op that takes its derivative") {
+  const auto check = [](const TrainSpec& spec, int64_t forward, int64_t again) {
+    CAPTURE(spec.model.activation);
+    CHECK(in_a_step(spec, &GuardedDevice::activations) == forward);
+    CHECK(in_a_step(spec, &GuardedDevice::activations_again) == again);
+  };
+  // Two micro-batches of five layers.
+  for (TrainSpec spec : {llama_spec("bf16"), neox_spec("bf16"), mixtral_spec("bf16")}) {
+    for (const bool gate : {false, true}) {
+      const bool mixture = spec.model.moe.experts > 0;
+      if (gate && !mixture) continue;
+      CAPTURE(gate);
+      spec.model.layers = 5;
+      spec.model.moe.shared_gate = gate;
+      const int64_t blocks = mixture ? 2 : 1, before = gate ? 1 : 0;
+      spec.recompute = {.mode = "selective", .modules = {"norm"}};
+      check(spec, 10 * blocks, 0);
+      for (const std::string module : {"mlp_act", "mlp"}) {
+        CAPTURE(module);
+        spec.recompute.modules = {module};
+        check(spec, 10 * (blocks + before), 10 * (blocks - before));
+      }
+      // The layers that end no group are forwarded again whole.
+      spec.recompute = {.mode = "full"};
+      for (const int layers : {1, 2, 3}) {
+        CAPTURE(layers);
+        spec.recompute.layers = layers;
+        const int64_t groups = (5 + layers - 1) / layers;
+        check(spec, 2 * ((5 + 5 - groups) * blocks + groups * before),
+              2 * groups * (blocks - before));
+      }
     }
   }
 }

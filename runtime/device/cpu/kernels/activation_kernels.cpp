@@ -6,21 +6,30 @@
 namespace mtl::kernels::MTL_ISA {
 namespace {
 
+// Of a gate: s = 1 / (1 + e^-g), and silu(g) = g s, the same bits forward and backward.
+struct Silu {
+  F e, s, value;
+};
+MTL_INLINE Silu silu(F g) {
+  const F e = exp(-g);
+  const F s = 1.0f / (1.0f + e);
+  return {e, s, g * s};
+}
+
 template <class T>
 void swiglu_forward(const Swiglu& args) {
   const int64_t width = args.width;
   for (int64_t r = 0; r < args.rows; ++r) {
     const T* gate = static_cast<const T*>(args.x) + r * 2 * width;
     const T* up = gate + width;
-    T* y = static_cast<T*>(args.out) + r * width;
+    T* y = static_cast<T*>(args.y) + r * width;
     each(width, [&](int64_t i, auto lanes) MTL_LAMBDA {
-      const F g = load(gate + i, lanes);
-      store(y + i, g / (1.0f + exp(-g)) * load(up + i, lanes), lanes);
+      store(y + i, silu(load(gate + i, lanes)).value * load(up + i, lanes), lanes);
     });
   }
 }
 
-// With s = sigmoid(g): silu'(g) = s + g s (1 - s), and 1 - s = e^-g s without a cancellation.
+// silu'(g) = s + g s (1 - s), and 1 - s = e^-g s without a cancellation.
 template <class T>
 void swiglu_backward(const Swiglu& args) {
   const int64_t width = args.width;
@@ -28,16 +37,21 @@ void swiglu_backward(const Swiglu& args) {
     const T* gate = static_cast<const T*>(args.x) + r * 2 * width;
     const T* up = gate + width;
     const T* dy = static_cast<const T*>(args.dy) + r * width;
-    T* dgate = static_cast<T*>(args.out) + r * 2 * width;
+    T* dgate = static_cast<T*>(args.dx) + r * 2 * width;
     T* dup = dgate + width;
+    T* y = args.y ? static_cast<T*>(args.y) + r * width : nullptr;
+    const float weight = args.index ? args.weights[args.index[r]] : 1.0f;
+    F dot = {};
     each(width, [&](int64_t i, auto lanes) MTL_LAMBDA {
-      const F g = load(gate + i, lanes), u = load(up + i, lanes), d = load(dy + i, lanes);
-      const F e = exp(-g);
-      const F s = 1.0f / (1.0f + e);
-      const F silu = g * s;
-      store(dgate + i, d * u * (s + silu * (e * s)), lanes);
-      store(dup + i, d * silu, lanes);
+      const F g = load(gate + i, lanes), u = load(up + i, lanes), given = load(dy + i, lanes);
+      const Silu of = silu(g);
+      const F value = of.value * u, d = given * weight;
+      if (y) store(y + i, value, lanes);
+      dot += value * given;
+      store(dgate + i, d * u * (of.s + of.value * (of.e * of.s)), lanes);
+      store(dup + i, d * of.value, lanes);
     });
+    if (args.index) args.dweights[args.index[r]] = sum_lanes(dot);
   }
 }
 
@@ -77,11 +91,12 @@ void gelu_exact_forward(const void* x, void* y, int64_t n) {
 }
 
 template <class T>
-void gelu_exact_backward(const void* x, void* dy, int64_t n) {
+void gelu_exact_backward(const void* x, void* dy, void* y, int64_t n) {
   each(n, [&](int64_t i, auto lanes) MTL_LAMBDA {
-    const F value = bounded(load(static_cast<const T*>(x) + i, lanes));
+    const F given = load(static_cast<const T*>(x) + i, lanes), value = bounded(given);
     T* const at = static_cast<T*>(dy) + i;
     const Normal at_x = normal(value);
+    if (y) store(static_cast<T*>(y) + i, given * at_x.integral, lanes);
     store(at, load(at, lanes) * (at_x.integral + value * at_x.density), lanes);
   });
 }

@@ -63,9 +63,16 @@ struct RopeRows {
 
 // x [rows, 2 width] = gate | up, y and dy [rows, width]
 struct Swiglu {
-  const void *x, *dy;  // dy: backward only
-  void* out;           // y, or dx [rows, 2 width]
+  const void* x;
+  void* y;  // backward: may be null
   int64_t rows, width;
+  // Backward only.
+  const void* dy = nullptr;
+  void* dx = nullptr;  // [rows, 2 width]
+  // Of each row its number among weights and dweights; null: rows have no weights.
+  const int32_t* index = nullptr;
+  const float* weights = nullptr;
+  float* dweights = nullptr;
 };
 
 // to = the sum over j of rows[j] of `from`, times weights[j] unless `weights` is null.
@@ -153,9 +160,9 @@ struct TypedKernels {
   void (*head_norm_forward)(const HeadNormRows& args);
   void (*head_norm_backward)(const HeadNormRowsBackward& args);
   void (*rope)(const RopeRows& args);
-  // y = gelu_exact(x); dy *= gelu_exact'(x)
+  // y = gelu_exact(x); dy *= gelu_exact'(x), where y may be null
   void (*gelu_exact_forward)(const void* x, void* y, int64_t n);
-  void (*gelu_exact_backward)(const void* x, void* dy, int64_t n);
+  void (*gelu_exact_backward)(const void* x, void* dy, void* y, int64_t n);
   void (*swiglu_forward)(const Swiglu& args);
   void (*swiglu_backward)(const Swiglu& args);
   // to = weight * from
