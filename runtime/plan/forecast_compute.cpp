@@ -205,6 +205,12 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
       model.position == PositionType::rope ? d.n * 2 * (d.q + d.kv) * model.rope_fraction : 0;
   const double active = static_cast<double>(model.active_ffn()) / layout.tp;
   const double activation = d.n * active * (d.parts + 1);
+  // Made again it is written by the op that reads for its derivative what it is made of; but for a
+  // GELU whose derivative is the product's, and where a gate asks for it before.
+  double activation_again = model.activation == Activation::gelu_tanh ? activation : d.n * active;
+  if (model.shared_gate) {
+    activation_again += d.n * d.parts * static_cast<double>(model.shared_ffn) / layout.tp;
+  }
   const double traffic = software.elementwise * d.element;
   const double forward = stream_time(cluster, (norms + residual + rope + activation) * traffic);
   pass.forward.memory_bound += forward;
@@ -220,9 +226,9 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
     if (recompute.norms) pass.again.memory_bound += stream_time(cluster, norms * traffic);
     if (recompute.mlp) {
       pass.again += mlp;
-      pass.again.memory_bound += stream_time(cluster, activation * traffic);
+      pass.again.memory_bound += stream_time(cluster, activation_again * traffic);
     } else if (recompute.mlp_activation) {
-      pass.again.memory_bound += stream_time(cluster, activation * traffic);
+      pass.again.memory_bound += stream_time(cluster, activation_again * traffic);
     }
   } else {
     pass.again = pass.forward;

@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "runtime/plan/forecast_cases.h"
+#include "runtime/plan/forecast_compute.h"
 #include "runtime/plan/tune.h"
 #include "support/published_runs.h"
 
@@ -208,6 +209,41 @@ TEST_CASE("a forecast of a run has what it does beside its steps") {
   work.beside.async = true;
   work.beside.save_every = 1;  // the disk does not keep up
   CHECK(forecast(work, layout, cluster).run.saves > 100 * saved.run.saves);
+}
+
+TEST_CASE(
+    "an activation made again is written by its derivative's op, which reads the rest anyway") {
+  const Cluster& cluster = *find_cluster("h100-80g");
+  const Software software = software_mtl();
+  const auto values = [&](Workload work, int tp) {
+    work.seq = 512;
+    work.compute = DType::bf16;
+    LayoutChoice layout;
+    layout.micro_batch = 64;
+    layout.tp = tp;
+    layout.recompute.mlp_activation = true;
+    const double seconds = layer_work(work, layout, cluster, software).again.memory_bound;
+    const double bytes = software.elementwise * bytes_of(DType::bf16);
+    return seconds / stream_time(cluster, 64.0 * 512 * bytes);
+  };
+  Workload llama, gpt2;
+  llama.model = plan_of(llama_like(), 1).model;
+  gpt2.model = plan_of(gpt2_like(), 1).model;
+  const auto ffn = static_cast<double>(llama.model.ffn);
+  CHECK(values(llama, 1) == doctest::Approx(ffn));
+  CHECK(values(llama, 2) == doctest::Approx(ffn / 2));
+  // The product has its derivative: a pass of its own, in and out.
+  const auto wide = static_cast<double>(gpt2.model.ffn);
+  CHECK(values(gpt2, 1) == doctest::Approx(2 * wide));
+  gpt2.model.activation = Activation::gelu_exact;
+  CHECK(values(gpt2, 1) == doctest::Approx(wide));
+  // Of the experts that a token has and the block beside them, whose gate has to have it before.
+  llama.model.experts = 8;
+  llama.model.experts_per_token = 2;
+  llama.model.shared_ffn = 64;
+  CHECK(values(llama, 1) == doctest::Approx(2 * ffn + 64));
+  llama.model.shared_gate = true;
+  CHECK(values(llama, 1) == doctest::Approx(2 * ffn + 3 * 64));
 }
 
 TEST_CASE("FLOPs with attention whole are the papers' formula") {
