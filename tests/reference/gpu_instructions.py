@@ -41,7 +41,7 @@ MEMORY = [
     ("cross entropy: loss", r"losses_kernel<mtl::cuda::Bf16, 8, 512, false>"),
     ("cross entropy: gradient", r"::backward_kernel<mtl::cuda::Bf16, 8, 256>"),
     ("GELU", r"each_kernel<8, .*Gelu<mtl::cuda::Bf16, .*TanhForm>"),
-    ("GELU backward", r"each_kernel<8, .*GeluBackward<mtl::cuda::Bf16, .*TanhForm>"),
+    ("GELU backward", r"each_kernel<8, .*GeluBackward<mtl::cuda::Bf16, .*TanhForm, false>"),
     ("SwiGLU", r"swiglu_forward_kernel<mtl::cuda::Bf16, 8>"),
     ("SwiGLU backward", r"swiglu_backward_kernel<mtl::cuda::Bf16, 8, false>"),
     ("norm, residual", r"forward_rows_kernel<mtl::cuda::Bf16, 8, .*RowShape<1, 4, 256>, .*1>"),

@@ -29,16 +29,16 @@ struct Gelu {
   }
 };
 
-template <typename T, typename Form>
+template <typename T, typename Form, bool kAgain>
 struct GeluBackward {
   T* dy;
   const T* aux;
-  T* y;  // or null
+  T* y;  // kAgain
   template <int N>
   __device__ void at(int64_t i) const {
     const Floats<N> x = load<N>(aux + i);
     Floats<N> d = load<N>(dy + i);
-    if (y != nullptr) {
+    if (kAgain) {
       Floats<N> values;
       for (int k = 0; k < N; ++k) values.at[k] = Form::value(x.at[k]);
       store(y + i, values);
@@ -137,11 +137,11 @@ void gelu_forward_of(Queue& queue, const Tensor& x, const Tensor& y) {
   });
 }
 
-template <typename Form>
+template <typename Form, bool kAgain>
 void gelu_backward_of(Queue& queue, const Tensor& dy, const Tensor& aux, const Tensor& y) {
   with_type(dy.dtype, [&](auto type) {
     using T = decltype(type);
-    const GeluBackward<T, Form> body = {dy.as<T>(), aux.as<const T>(), y.as<T>()};
+    const GeluBackward<T, Form, kAgain> body = {dy.as<T>(), aux.as<const T>(), y.as<T>()};
     with_pack<kPackOf<T>>(aligned({body.dy, body.aux, body.y}),
                           [&](auto pack) { each<decltype(pack)::value>(queue, dy.numel(), body); });
   });
@@ -153,13 +153,17 @@ void gelu_forward(Queue& queue, Tensor x, Tensor y) {
   gelu_forward_of<TanhForm>(queue, x, y);
 }
 void gelu_backward(Queue& queue, Tensor dy, Tensor aux) {
-  gelu_backward_of<TanhForm>(queue, dy, aux, {});
+  gelu_backward_of<TanhForm, false>(queue, dy, aux, {});
 }
 void gelu_exact_forward(Queue& queue, Tensor x, Tensor y) {
   gelu_forward_of<ExactForm>(queue, x, y);
 }
 void gelu_exact_backward(Queue& queue, Tensor dy, Tensor x, Tensor y) {
-  gelu_backward_of<ExactForm>(queue, dy, x, y);
+  if (y) {
+    gelu_backward_of<ExactForm, true>(queue, dy, x, y);
+  } else {
+    gelu_backward_of<ExactForm, false>(queue, dy, x, y);
+  }
 }
 
 void swiglu_forward(Queue& queue, const Swiglu& args) {
