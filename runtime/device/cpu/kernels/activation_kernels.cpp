@@ -30,8 +30,8 @@ void swiglu_forward(const Swiglu& args) {
 }
 
 // silu'(g) = s + g s (1 - s), and 1 - s = e^-g s without a cancellation.
-template <class T>
-void swiglu_backward(const Swiglu& args) {
+template <class T, bool kWeights>
+void swiglu_backward_rows(const Swiglu& args) {
   const int64_t width = args.width;
   for (int64_t r = 0; r < args.rows; ++r) {
     const T* gate = static_cast<const T*>(args.x) + r * 2 * width;
@@ -40,18 +40,30 @@ void swiglu_backward(const Swiglu& args) {
     T* dgate = static_cast<T*>(args.dx) + r * 2 * width;
     T* dup = dgate + width;
     T* y = args.y ? static_cast<T*>(args.y) + r * width : nullptr;
-    const float weight = args.index ? args.weights[args.index[r]] : 1.0f;
+    const float weight = kWeights ? args.weights[args.index[r]] : 1.0f;
     F dot = {};
     each(width, [&](int64_t i, auto lanes) MTL_LAMBDA {
-      const F g = load(gate + i, lanes), u = load(up + i, lanes), given = load(dy + i, lanes);
+      const F g = load(gate + i, lanes), u = load(up + i, lanes);
+      F d = load(dy + i, lanes);
       const Silu of = silu(g);
-      const F value = of.value * u, d = given * weight;
+      const F value = of.value * u;
       if (y) store(y + i, value, lanes);
-      dot += value * given;
+      if (kWeights) {
+        dot += value * d;
+        d *= weight;
+      }
       store(dgate + i, d * u * (of.s + of.value * (of.e * of.s)), lanes);
       store(dup + i, d * of.value, lanes);
     });
-    if (args.index) args.dweights[args.index[r]] = sum_lanes(dot);
+    if (kWeights) args.dweights[args.index[r]] = sum_lanes(dot);
+  }
+}
+template <class T>
+void swiglu_backward(const Swiglu& args) {
+  if (args.index) {
+    swiglu_backward_rows<T, true>(args);
+  } else {
+    swiglu_backward_rows<T, false>(args);
   }
 }
 
