@@ -201,13 +201,29 @@ std::string recompute_words(const Recompute& recompute) {
                          count_of(recompute.layers, "layer"),
                          recompute.distribute ? ", which is divided over tensor" : "");
   }
-  std::vector<const char*> parts;
-  if (recompute.core_attention) parts.push_back("attention core");
-  if (recompute.norms) parts.push_back("norms");
-  if (recompute.mlp) parts.push_back("MLP");
-  if (recompute.mlp_activation && !recompute.mlp) parts.push_back("MLP activation");
-  if (parts.empty()) return "none";
-  return fmt::format("selective: {} of every layer", fmt::join(parts, ", "));
+  std::vector<std::string> parts;
+  std::string words;
+  const auto end_parts = [&](const std::string& layers) {
+    if (parts.empty()) return;
+    words += fmt::format("{}{} of {}", words.empty() ? "selective: " : "; ", fmt::join(parts, ", "),
+                         layers);
+    parts.clear();
+  };
+  const std::pair<const char*, FirstLayers> modules[] = {
+      {"attention core", recompute.core_attention},
+      {"norms", recompute.norms},
+      {"MLP", recompute.mlp},
+      {"MLP activation", recompute.mlp.all() ? FirstLayers(false) : recompute.mlp_activation}};
+  for (const auto& [name, layers] : modules) {
+    if (layers.all()) parts.emplace_back(name);
+  }
+  end_parts("every layer");
+  for (const auto& [name, layers] : modules) {
+    if (!layers || layers.all()) continue;
+    parts.emplace_back(name);
+    end_parts(fmt::format("the first {} of each chunk", count_of(layers.count(), "layer")));
+  }
+  return words.empty() ? "none" : words;
 }
 
 std::string schedule_words(const ScheduleShape& shape) {

@@ -12,9 +12,10 @@ int heads_parts(const BlockContext& context) {
 
 }  // namespace
 
-AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer)
+AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer, const PartsAgain& again)
     : context_(context),
       layer_(layer),
+      again_(again),
       heads_(context.shape.heads / heads_parts(context)),
       kv_heads_(local_kv_heads(context.shape, heads_parts(context))),
       norm_(context, layer, "attn.norm", layer_buffer(layer, "attn"),
@@ -206,7 +207,7 @@ void AttentionBlock::attend_backward(const Pass& pass) const {
 }
 
 void AttentionBlock::project_backward(const Pass& pass, Tensor dbranch, Tensor dstream) const {
-  if (context_.recompute.core_attention) attend(pass);
+  if (again_.core_attention) attend(pass);
   proj_linear_.backward_input(pass, {dbranch, dbranch_amax_.in(pass.slot)},
                               rows_of(dattended_, pass));
   proj_linear_.backward_weight(pass, rows_of(attended_, pass), dbranch, dstream);
@@ -226,7 +227,7 @@ void AttentionBlock::backward(const Pass& pass) const {
 
 void AttentionBlock::backward(const Pass& pass, InputGradient to) const {
   const Tensor dqkv = rows_of(dqkv_, pass);
-  const Tensor normed = context_.recompute.norms ? norm_.forward(pass) : norm_.normed(pass);
+  const Tensor normed = again_.norms ? norm_.forward(pass) : norm_.normed(pass);
   const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
   TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
   attend_backward(pass);

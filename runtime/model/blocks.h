@@ -52,7 +52,8 @@ AttentionShape attention_of(const ModelShape& shape, int parts);
 // too.
 class AttentionBlock {
  public:
-  AttentionBlock(const BlockContext& context, int64_t layer);
+  // `again`: what backward makes again of it.
+  AttentionBlock(const BlockContext& context, int64_t layer, const PartsAgain& again);
   // `before` makes the block's input, if that is still to be done; returns what makes its output.
   ResidualAdd forward(const Pass& pass, const ResidualAdd& before) const;
   void backward(const Pass& pass) const;
@@ -86,6 +87,7 @@ class AttentionBlock {
 
   const BlockContext& context_;
   int64_t layer_;
+  PartsAgain again_;
   int64_t heads_, kv_heads_;  // of this rank's attention
   Norm norm_;
   Linear qkv_linear_, proj_linear_;
@@ -104,8 +106,10 @@ class AttentionBlock {
 // x + dropout(down(act(up(norm(x))))), act = GELU or SwiGLU; the inner dimension split over TP.
 class MlpBlock {
  public:
-  // `output`: the planned buffer of the residual stream behind this layer.
-  MlpBlock(const BlockContext& context, int64_t layer, const std::string& output);
+  // `again` as of AttentionBlock; `output`: the planned buffer of the residual stream behind this
+  // layer.
+  MlpBlock(const BlockContext& context, int64_t layer, const PartsAgain& again,
+           const std::string& output);
   // As AttentionBlock's; with pass.again there is no output.
   ResidualAdd forward(const Pass& pass, const ResidualAdd& before) const;
   void backward(const Pass& pass) const;
@@ -128,6 +132,7 @@ class MlpBlock {
  private:
   const BlockContext& context_;
   int64_t layer_;
+  PartsAgain again_;
   Activation activation_;
   Norm norm_;
   Linear up_, down_;
@@ -143,8 +148,9 @@ class MlpBlock {
 // needs the numbers of tokens per expert on the host: one small copy forward and one backward.
 class MoeBlock {
  public:
-  // `output` as of MlpBlock.
-  MoeBlock(const BlockContext& context, int64_t layer, const std::string& output);
+  // As MlpBlock's.
+  MoeBlock(const BlockContext& context, int64_t layer, const PartsAgain& again,
+           const std::string& output);
   ResidualAdd forward(const Pass& pass, const ResidualAdd& before) const;
   void backward(const Pass& pass) const;
   Tensor output(const Pass& pass) const { return stream_rows_of(context_, output_, pass); }
@@ -185,6 +191,7 @@ class MoeBlock {
 
   const BlockContext& context_;
   int64_t layer_;
+  PartsAgain again_;
   Norm norm_;
   Linear router_;
   std::vector<Expert> experts_;  // of this rank

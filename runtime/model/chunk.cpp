@@ -11,13 +11,15 @@ Chunk::Chunk(const BlockContext& context, const ChunkRange& range)
     : context_(context), range_(range), groups_(layer_groups(context.recompute, range)) {
   const std::string input = stream_after(context.shape, range, range.first_layer - 1);
   if (range.embedding) embedding_.emplace(context, input);
-  for (int64_t number = range.first_layer; number < range.end_layer(); ++number) {
-    const std::string behind = stream_after(context.shape, range, number);
-    AttentionBlock attention(context, number);
-    if (context.shape.is_mixture(number)) {
-      layers_.push_back({std::move(attention), MoeBlock(context, number, behind)});
-    } else {
-      layers_.push_back({std::move(attention), MlpBlock(context, number, behind)});
+  for (const LayerGroup& group : groups_) {
+    for (int64_t number = group.first_layer; number < group.end_layer(); ++number) {
+      const std::string behind = stream_after(context.shape, range, number);
+      AttentionBlock attention(context, number, group.parts);
+      if (context.shape.is_mixture(number)) {
+        layers_.push_back({std::move(attention), MoeBlock(context, number, group.parts, behind)});
+      } else {
+        layers_.push_back({std::move(attention), MlpBlock(context, number, group.parts, behind)});
+      }
     }
   }
   if (range.head) head_.emplace(context);

@@ -55,8 +55,8 @@ Parameter Parameters::find(int64_t layer, const std::string& slot) const {
   return it == parameters_.end() ? Parameter{} : it->second;
 }
 
-bool activates_backward(const BlockContext& context, const Pass& pass) {
-  return context.recompute.mlp_activation || context.recompute.mlp || pass.again;
+bool activates_backward(const PartsAgain& again, const Pass& pass) {
+  return again.mlp_activation || again.mlp || pass.again;
 }
 
 Dropout dropout_for(const BlockContext& context, const Pass& pass, int64_t layer,

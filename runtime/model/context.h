@@ -109,7 +109,7 @@ struct Pass {
 };
 
 // Whether nobody has kept what the MLP's activation made: backward's op for it writes it again.
-bool activates_backward(const BlockContext& context, const Pass& pass);
+bool activates_backward(const PartsAgain& again, const Pass& pass);
 
 // Where dropout is used in a layer: part of its key.
 enum class DropoutSite : int64_t { embedding, attention, attention_output, mlp_output };

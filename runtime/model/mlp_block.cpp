@@ -11,9 +11,11 @@ Buffer scratch(const BlockContext& context, const std::string& name) {
 
 }  // namespace
 
-MlpBlock::MlpBlock(const BlockContext& context, int64_t layer, const std::string& output)
+MlpBlock::MlpBlock(const BlockContext& context, int64_t layer, const PartsAgain& again,
+                   const std::string& output)
     : context_(context),
       layer_(layer),
+      again_(again),
       activation_(context.shape.activation),
       norm_(context, layer, "mlp.norm", layer_buffer(layer, "mlp"),
             float8_stream_amax(context, layer, "mlp.up", Float8Operand::x),
@@ -47,7 +49,7 @@ void MlpBlock::expand(const Pass& pass, Tensor x) const {
   const Tensor activated = rows_of(activated_, pass);
   if (activation_ == Activation::gelu_tanh) {
     // Whatever else is made again is made again from the product on.
-    const Gelu gelu = {.aux = before_act, .once = !context_.recompute.mlp_activation};
+    const Gelu gelu = {.aux = before_act, .once = !again_.mlp_activation};
     up_.forward(pass, {x, norm_.amax(pass)}, activated, up_.bias(), gelu);
     return;
   }
@@ -101,20 +103,19 @@ void MlpBlock::backward(const Pass& pass, Tensor dbranch, Tensor dstream, InputG
   const Tensor before_act = rows_of(before_act_, pass);
   const Tensor activated = rows_of(activated_, pass);
   const Tensor dbefore_act = rows_of(dbefore_act_, pass);
-  const Recompute& recompute = context_.recompute;
 
-  const Tensor normed = recompute.norms || recompute.mlp ? norm_.forward(pass) : norm_.normed(pass);
+  const Tensor normed = again_.norms || again_.mlp ? norm_.forward(pass) : norm_.normed(pass);
   const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
   TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
-  if (recompute.mlp) {
+  if (again_.mlp) {
     entering.finish();
     Pass again = pass;
     again.again = true;
     expand(again, x);
-  } else if (recompute.mlp_activation && activation_ == Activation::gelu_tanh) {
+  } else if (again_.mlp_activation && activation_ == Activation::gelu_tanh) {
     context_.device.gelu_forward(before_act, activated);
   }
-  const Tensor made = activates_backward(context_, pass) ? activated : Tensor();
+  const Tensor made = activates_backward(again_, pass) ? activated : Tensor();
   const Operand dy = {dbranch, dbranch_amax_.in(pass.slot)};
   if (activation_ == Activation::swiglu) {
     const Tensor dactivated = rows_of(dactivated_, pass);

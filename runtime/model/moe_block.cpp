@@ -18,9 +18,11 @@ std::vector<MoeBlock::Expert> MoeBlock::experts_of(const BlockContext& context, 
   return experts;
 }
 
-MoeBlock::MoeBlock(const BlockContext& context, int64_t layer, const std::string& output)
+MoeBlock::MoeBlock(const BlockContext& context, int64_t layer, const PartsAgain& again,
+                   const std::string& output)
     : context_(context),
       layer_(layer),
+      again_(again),
       norm_(context, layer, "mlp.norm", layer_buffer(layer, "mlp"),
             float8_stream_amax(context, layer, "mlp.up", Float8Operand::x)),
       router_(context, layer, "mlp.router"),
@@ -51,7 +53,7 @@ MoeBlock::MoeBlock(const BlockContext& context, int64_t layer, const std::string
   if (const Tensor sums = context.arena.find_tensor("loss_sum")) {
     loss_sums_ = sums.slice(StepSums::kRouter, 2);
   }
-  if (context.shape.shared_ffn > 0) shared_.emplace(context, layer);
+  if (context.shape.shared_ffn > 0) shared_.emplace(context, layer, again);
   const int64_t experts = context.shape.experts;
   if (const Tensor biases = context.arena.find_tensor(kExpertBias)) {
     expert_bias_ = biases.slice(layer * experts, experts);
@@ -261,7 +263,7 @@ void MoeBlock::backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnorm
   const Tensor before_act = rows_at(before_act_, pass, 0, rows);
   const Tensor dactivated = rows_at(dactivated_, pass, 0, rows);
   const Tensor dbefore_act = rows_at(dbefore_act_, pass, 0, rows);
-  const bool again = !turn.whole || activates_backward(context_, pass);
+  const bool again = !turn.whole || activates_backward(again_, pass);
   // The gradient of a row before its weight gives that of the weight: the product with the expert's
   // output is the one with its activations, behind `down`.
   const Operand dy_operand = float8_.along_rows(dy, DType::f8_e5m2);
@@ -326,9 +328,8 @@ void MoeBlock::backward_through_experts(const Pass& pass) const {
   const Tensor dresidual = stream_rows_of(context_, dresidual_, pass);
   const Tensor branch = rows_of(branch_, pass);
   const Tensor dnormed = rows_of(dnormed_, pass);
-  const Recompute& recompute = context_.recompute;
 
-  const Tensor normed = recompute.norms || recompute.mlp ? norm_.forward(pass) : norm_.normed(pass);
+  const Tensor normed = again_.norms || again_.mlp ? norm_.forward(pass) : norm_.normed(pass);
   Tensor dstream = dresidual;
   if (Dropout dropout = dropout_for(context_, pass, layer_, DropoutSite::mlp_output)) {
     dstream = context_.tp.own_rows(branch);
@@ -337,13 +338,12 @@ void MoeBlock::backward_through_experts(const Pass& pass) const {
   const Tensor dbranch = context_.tp.enter(dstream, branch);
   const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
   TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
-  if (recompute.mlp) entering.finish();
-  const RowCounts counts =
-      recompute.mlp ? route(pass, x) : context_.ep.shared(counts_.in(pass.slot));
+  if (again_.mlp) entering.finish();
+  const RowCounts counts = again_.mlp ? route(pass, x) : context_.ep.shared(counts_.in(pass.slot));
   std::optional<Turn> whole;
   each_turn(pass, counts, [&](const Turn& turn) {
     if (turn.whole) {
-      if (recompute.mlp) expand(turn, x);
+      if (again_.mlp) expand(turn, x);
       backward(turn, x, dbranch, dnormed);
       whole = turn;
     } else {
@@ -355,7 +355,7 @@ void MoeBlock::backward_through_experts(const Pass& pass) const {
   route_backward(pass);
   router_.backward_input(pass, {dlogits}, dnormed, Epilogue::none, {}, true);
   if (shared_) {
-    if (recompute.mlp) {
+    if (again_.mlp) {
       Pass again = pass;
       again.again = true;
       shared_->expand(again, x, norm_.amax(pass));

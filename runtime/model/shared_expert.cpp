@@ -2,8 +2,9 @@
 
 namespace mtl {
 
-SharedExpert::SharedExpert(const BlockContext& context, int64_t layer)
+SharedExpert::SharedExpert(const BlockContext& context, int64_t layer, const PartsAgain& again)
     : context_(context),
+      again_(again),
       up_(context, layer, "mlp.up"),
       down_(context, layer, "mlp.down"),
       before_act_(context.arena.get(layer_buffer(layer, "mlp.shared_before_act"))),
@@ -42,7 +43,7 @@ void SharedExpert::backward(const Pass& pass, Tensor dbranch, Tensor dnormed) co
   const Tensor activated = rows_of(activated_, pass);
   const Tensor dactivated = rows_of(dactivated_, pass);
   const Tensor dbefore_act = rows_of(dbefore_act_, pass);
-  const bool again = activates_backward(context_, pass);
+  const bool again = activates_backward(again_, pass);
   down_.backward_input(pass, {dbranch, dbranch_amax_.in(pass.slot)}, dactivated);
   if (gate_) {
     // The gate's gradient needs the activations before the derivative is taken.

@@ -15,7 +15,7 @@ namespace mtl {
 
 class SharedExpert {
  public:
-  SharedExpert(const BlockContext& context, int64_t layer);
+  SharedExpert(const BlockContext& context, int64_t layer, const PartsAgain& again);
 
   // From all rows of the normalised stream, whose largest magnitude `amax` has, if somebody has
   // left it: up, the gate's scores, and but with pass.again the activation.
@@ -29,6 +29,7 @@ class SharedExpert {
 
  private:
   const BlockContext& context_;
+  PartsAgain again_;
   Linear up_, down_;
   std::optional<Linear> gate_;
   Buffer before_act_, activated_, scores_, output_;

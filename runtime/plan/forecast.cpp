@@ -36,7 +36,6 @@ double full_flops_per_token(const ModelShape& model, int64_t seq) {
 double hardware_flops_per_token(const ModelShape& model, int64_t seq, const LayoutChoice& layout) {
   const double all = full_flops_per_token(model, seq);
   const double layers = all - flops_per_token_of_head(model);
-  const double attention = 4.0 * static_cast<double>(model.query_width() * model.layers * seq);
   const Recompute& recompute = layout.recompute;
   if (recompute.full != Recompute::Full::none) {
     double made_again = 0;
@@ -48,15 +47,21 @@ double hardware_flops_per_token(const ModelShape& model, int64_t seq, const Layo
     }
     return all + layers / 3 * made_again / flops_per_token_of_layers(model, seq, 0, model.layers);
   }
-  double again = 0;
-  if (recompute.core_attention) again += attention;
-  if (recompute.mlp) {
-    const int64_t mixtures = model.mixtures();
-    const int64_t ffn = mixtures * model.active_ffn() +
-                        (model.layers - mixtures) * model.of_dense_layers().active_ffn();
-    again += 2.0 * static_cast<double>((model.mlp_parts() + 1) * ffn * model.hidden);
+  if (!recompute.core_attention && !recompute.mlp) return all;
+  int64_t attend_again = 0, mixtures_again = 0, dense_again = 0;  // layers
+  for (const auto& stage : layout_chunks({.model = model, .seq = seq}, layout)) {
+    for (const ChunkRange& chunk : stage) {
+      attend_again += recompute.core_attention.of(chunk);
+      const int64_t mlps = recompute.mlp.of(chunk);
+      const int64_t mixtures = model.mixtures_in(chunk.first_layer, chunk.first_layer + mlps);
+      mixtures_again += mixtures;
+      dense_again += mlps - mixtures;
+    }
   }
-  return all + again;
+  const int64_t ffn =
+      mixtures_again * model.active_ffn() + dense_again * model.of_dense_layers().active_ffn();
+  return all + 4.0 * static_cast<double>(model.query_width() * attend_again * seq) +
+         2.0 * static_cast<double>((model.mlp_parts() + 1) * ffn * model.hidden);
 }
 
 namespace {

@@ -130,7 +130,7 @@ void add_attention(PassWork& pass, Work& core, const Workload& work, const Layou
 }  // namespace
 
 PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
-                    const Software& software) {
+                    const Software& software, const PartsAgain& parts) {
   const PassSizes d(work, layout);
   const ModelShape& model = work.model;
   PassWork pass;
@@ -141,8 +141,8 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
   const bool norm_dy = norm_x && model.dropout_hidden == 0;
   const bool parallel = model.parallel_residual;
   const bool gated = model.activation == Activation::swiglu;
-  const Recompute& recompute = layout.recompute;
-  const bool keeps = software.keeps_float8_x && recompute.full == Recompute::Full::none;
+  const bool whole = layout.recompute.full != Recompute::Full::none;
+  const bool keeps = software.keeps_float8_x && !whole;
   // Linears whose sizes FP8 does not take stay as they are.
   const Float8Linears fp8 =
       layout.float8.on ? float8_kinds(model, work.seq / layout.cp, layout.tp) : Float8Linears{};
@@ -150,7 +150,7 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
     return Rounding{taken, software.float8, x_found, dy_found, x_kept && keeps};
   };
   add_linear(pass, cluster, d.n, d.q + 2 * d.kv, d.h,
-             linear(fp8.qkv, norm_x, false, norm_x && !recompute.norms), work.compute, grads);
+             linear(fp8.qkv, norm_x, false, norm_x && !parts.norms), work.compute, grads);
   add_linear(pass, cluster, d.n, d.h, d.q, linear(fp8.proj, false, norm_dy && !parallel),
              work.compute, grads);
   Work core;
@@ -185,11 +185,11 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
       }
     } else {
       add_linear(feed, cluster, d.n, d.parts * d.ffn, d.h,
-                 linear(fp8.up, norm_x, gated, norm_x && !recompute.norms && !recompute.mlp),
-                 work.compute, grads);
+                 linear(fp8.up, norm_x, gated, norm_x && !parts.norms && !parts.mlp), work.compute,
+                 grads);
       add_linear(feed, cluster, d.n, d.h, d.ffn,
                  linear(fp8.down, gated, norm_dy && (!parallel || layout.tp == 1),
-                        !recompute.mlp_activation && !recompute.mlp),
+                        !parts.mlp_activation && !parts.mlp),
                  work.compute, grads);
     }
     mlp = feed.forward;
@@ -221,13 +221,13 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
   if (layout.keep_every_second) {
     pass.again.matmul = pass.forward.matmul / 2;
     pass.again.memory_bound = forward;
-  } else if (recompute.full == Recompute::Full::none) {
-    if (recompute.core_attention) pass.again += core;
-    if (recompute.norms) pass.again.memory_bound += stream_time(cluster, norms * traffic);
-    if (recompute.mlp) {
+  } else if (!whole) {
+    if (parts.core_attention) pass.again += core;
+    if (parts.norms) pass.again.memory_bound += stream_time(cluster, norms * traffic);
+    if (parts.mlp) {
       pass.again += mlp;
       pass.again.memory_bound += stream_time(cluster, activation_again * traffic);
-    } else if (recompute.mlp_activation) {
+    } else if (parts.mlp_activation) {
       pass.again.memory_bound += stream_time(cluster, activation_again * traffic);
     }
   } else {

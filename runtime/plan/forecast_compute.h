@@ -25,9 +25,10 @@ double matmul_time(const Cluster& cluster, double m, double n, double k, bool fp
                    double out_bytes);
 double stream_time(const Cluster& cluster, double bytes);
 
-// Of a layer in FP8 where the layout has such; of its others by `layout` without.
+// Of a layer in FP8 where the layout has such; of its others by `layout` without. `parts`: what the
+// layer makes again, where the layout makes no whole layers again.
 PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
-                    const Software& software);
+                    const Software& software, const PartsAgain& parts);
 PassWork head_work(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                    const Software& software);
 Work embedding_work(const Workload& work, const LayoutChoice& layout, const Cluster& cluster);

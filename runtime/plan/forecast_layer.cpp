@@ -1,14 +1,15 @@
 #include "runtime/plan/forecast_layer.h"
 
+#include <algorithm>
+
 namespace mtl {
 
 namespace {
 
 // memory.cpp, saved_by_layer(); `copies`: of a layer in FP8 that is not forwarded again.
 LayerKept kept_by_layer(const Workload& work, const LayoutChoice& layout, const Software& software,
-                        const KeptSizes& d, bool copies) {
+                        const KeptSizes& d, const PartsAgain& recompute, bool copies) {
   const ModelShape& model = work.model;
-  const Recompute& recompute = layout.recompute;
   LayerKept kept;
   const auto save = [&](double bytes, bool again = false) {
     (again ? kept.again : kept.always) += bytes;
@@ -118,13 +119,22 @@ KeptSizes::KeptSizes(const Workload& work, const LayoutChoice& layout, const Sof
 
 LayerMemory::LayerMemory(const Workload& w, const LayoutChoice& l, const Software& s)
     : d(w, l, s),
-      plain(kept_by_layer(w, l, s, d, false)),
-      in_float8(kept_by_layer(w, l, s, d, true)),
       params(layer_params(w.model, l)),
       first_free(padding_of_layers(w.model, l, 1)),
       two_free(padding_of_layers(w.model, l, 2)),
       float8(float8_weights(w.model, l, d)),
-      backward(mlp_backward(w.model, l, d)) {}
+      backward(mlp_backward(w.model, l, d)) {
+  for (const PartsAgain& parts : different_parts(l.recompute)) {
+    kept_.push_back(
+        {parts, kept_by_layer(w, l, s, d, parts, false), kept_by_layer(w, l, s, d, parts, true)});
+  }
+}
+
+const LayerKept& LayerMemory::kept(const PartsAgain& parts, bool in_float8) const {
+  const auto with = std::find_if(kept_.begin(), kept_.end(),
+                                 [&](const KeptWith& one) { return one.parts == parts; });
+  return in_float8 ? with->in_float8 : with->plain;
+}
 
 StageParams LayerMemory::free(int64_t layers) const {
   if (layers == 0) return {};

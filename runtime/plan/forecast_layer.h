@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "runtime/plan/stage_params.h"
 
@@ -32,13 +33,20 @@ struct LayerKept {
 // What a layer is made of, and what it keeps: of all, or of a mixture and of a dense layer.
 struct LayerMemory {
   LayerMemory(const Workload& work, const LayoutChoice& layout, const Software& software);
+  const LayerKept& kept(const PartsAgain& parts, bool in_float8) const;
   // What lies free in so many layers of a bucket, before it is filled up.
   StageParams free(int64_t layers) const;
   KeptSizes d;
-  LayerKept plain, in_float8;
   StageParams params, first_free, two_free;  // what lies free in one and in two of them
   double float8;                             // elements that have copies
   double backward;                           // bytes of its feed-forward block's backward
+
+ private:
+  struct KeptWith {
+    PartsAgain parts;
+    LayerKept plain, in_float8;
+  };
+  std::vector<KeptWith> kept_;  // with all parts that the layout's recompute has
 };
 
 StageParams sum(const StageParams& a, const StageParams& b);

@@ -19,6 +19,7 @@ struct LinkInput {
   const Cluster& cluster;
   const Software& software;
   const PassWork& pass;
+  const PartsAgain& parts;
 
   const ModelShape& model() const { return work.model; }
   bool forwards_again() const { return layout.recompute.full != Recompute::Full::none; }
@@ -120,7 +121,7 @@ LinkPart exchange_part(const LinkInput& in) {
   if (in.forwards_again()) {
     part.again = part.forward;
     part.wire_again = sent * (qkv + attended);
-  } else if (layout.recompute.core_attention) {
+  } else if (in.parts.core_attention) {
     part.again = once(attended);
     part.wire_again = sent * attended;
   }
@@ -166,7 +167,7 @@ LinkPart expert_part(const LinkInput& in) {
   // does an MLP.
   const double counts = (layout.ep - 1.0) * static_cast<double>(in.model().experts) * 4;
   part.wire += sent * in.tokens() * active * 2 * 4 + counts;
-  const double times = in.forwards_again() ? 2 : layout.recompute.mlp ? 1 : 0;
+  const double times = in.forwards_again() ? 2 : in.parts.mlp ? 1 : 0;
   part.again = times * once;
   if (times > 0) part.wire_again = times * sent * rows + counts;
   part.unneeded = once;
@@ -177,8 +178,8 @@ LinkPart expert_part(const LinkInput& in) {
 }  // namespace
 
 LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
-                       const Software& software, const PassWork& pass) {
-  const LinkInput in{work, layout, cluster, software, pass};
+                       const Software& software, const PassWork& pass, const PartsAgain& parts) {
+  const LinkInput in{work, layout, cluster, software, pass, parts};
   LayerLinks links;
   if (layout.tp > 1) links.tensor = tensor_part(in);
   if (layout.cp > 1) {
@@ -190,14 +191,14 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
 }
 
 LayerKinds layer_kinds(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
-                       const Software& software) {
+                       const Software& software, const PartsAgain& parts) {
   LayerKinds result;
   const int64_t float8 = layout.float8.layers(work.model);
   const auto add = [&](const Workload& layers, size_t first) {
     const auto kind_of = [&](const LayoutChoice& like) {
       LayerKind kind;
-      kind.work = layer_work(layers, like, cluster, software);
-      kind.links = layer_links(layers, like, cluster, software, kind.work);
+      kind.work = layer_work(layers, like, cluster, software, parts);
+      kind.links = layer_links(layers, like, cluster, software, kind.work, parts);
       return kind;
     };
     if (float8 > 0) result.kinds[first] = kind_of(layout);

@@ -18,10 +18,11 @@ struct LinkPart {
 struct LayerLinks {
   LinkPart tensor, context, expert;
 };
+// `pass` and `parts`: of layer_work().
 LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
-                       const Software& software, const PassWork& pass);
+                       const Software& software, const PassWork& pass, const PartsAgain& parts);
 // A layer of a run, and the like of it: in FP8, or in the compute type beside; of a model with
-// mixtures and dense layers either.
+// mixtures and dense layers either; by what it makes again.
 struct LayerKind {
   PassWork work;
   LayerLinks links;
@@ -35,7 +36,7 @@ struct LayerKinds {
   std::array<LayerKind, kKinds> kinds;  // those that there are
 };
 LayerKinds layer_kinds(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
-                       const Software& software);
+                       const Software& software, const PartsAgain& parts);
 
 // Embedding and head: what TP sums and gathers there, forward and backward together.
 struct EndsTensor {

@@ -283,7 +283,7 @@ double activations_of(const MemoryInput& in, const HeldStage& held) {
       double always = 0, made = 0, input = 0;
       for (int64_t layer = group.first_layer; layer < group.end_layer(); ++layer) {
         const bool float8 = !group.again && in.layout.float8.holds(in.model(), layer);
-        const LayerKept& kept = float8 ? in.of(layer).in_float8 : in.of(layer).plain;
+        const LayerKept& kept = in.of(layer).kept(group.parts, float8);
         always += kept.always;
         made += kept.again;
         input = kept.input;

@@ -36,16 +36,17 @@ struct AlikeLayers {
   }
 };
 
-// By kind.
-std::array<AlikeLayers, LayerKinds::kKinds> alike_layers(const ModelShape& model,
-                                                         const LayoutChoice& layout,
-                                                         const ChunkRange& chunk) {
-  std::array<AlikeLayers, LayerKinds::kKinds> alike;
+// By kind, of those of a chunk that make these parts again.
+using AlikeByKind = std::array<AlikeLayers, LayerKinds::kKinds>;
+AlikeByKind alike_layers(const ModelShape& model, const LayoutChoice& layout,
+                         const ChunkRange& chunk, const PartsAgain& parts) {
+  AlikeByKind alike;
   const auto kind_of = [&](int64_t layer) -> AlikeLayers& {
     return alike[LayerKinds::of(model, layout, layer)];
   };
   const int64_t end_again = chunk.first_layer + layers_again(layout.recompute, chunk);
   for (int64_t layer = chunk.first_layer; layer < chunk.end_layer(); ++layer) {
+    if (parts_again(layout.recompute, layer - chunk.first_layer) != parts) continue;
     kind_of(layer).layers += 1;
     if (layer < end_again) kind_of(layer).again += 1;
   }
@@ -59,7 +60,11 @@ std::array<AlikeLayers, LayerKinds::kKinds> alike_layers(const ModelShape& model
 
 std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& layout,
                                     const Cluster& cluster, const Software& software) {
-  const LayerKinds kinds = layer_kinds(work, layout, cluster, software);
+  const std::vector<PartsAgain> different = different_parts(layout.recompute);
+  std::vector<LayerKinds> kinds_of;
+  for (const PartsAgain& parts : different) {
+    kinds_of.push_back(layer_kinds(work, layout, cluster, software, parts));
+  }
   const PassWork head = head_work(work, layout, cluster, software);
   const Work embedding = embedding_work(work, layout, cluster);
   const double sent = layout.pp > 1 ? stage_send_bytes(work, layout) : 0;
@@ -72,12 +77,9 @@ std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& la
       Work forward, backward, recompute;
       double tensor = 0, tensor_back = 0, context = 0, context_back = 0;
       double expert = 0, expert_back = 0;
-      const auto by_kind = alike_layers(work.model, layout, chunk);
-      for (size_t kind = 0; kind < LayerKinds::kKinds; ++kind) {
-        const AlikeLayers& alike = by_kind[kind];
-        if (alike.layers == 0) continue;
-        const PassWork& pass = kinds.kinds[kind].work;
-        const LayerLinks& links = kinds.kinds[kind].links;
+      const auto add_layers = [&](const AlikeLayers& alike, const LayerKind& kind) {
+        const PassWork& pass = kind.work;
+        const LayerLinks& links = kind.links;
         forward += pass.forward * alike.layers;
         backward += pass.backward * alike.layers;
         recompute += pass.again * alike.again;
@@ -90,6 +92,12 @@ std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& la
         stage.links.tensor += alike.wire(links.tensor);
         stage.links.context += alike.wire(links.context);
         stage.links.expert += alike.wire(links.expert);
+      };
+      for (size_t i = 0; i < different.size(); ++i) {
+        const AlikeByKind alike = alike_layers(work.model, layout, chunk, different[i]);
+        for (size_t kind = 0; kind < alike.size(); ++kind) {
+          if (alike[kind].layers > 0) add_layers(alike[kind], kinds_of[i].kinds[kind]);
+        }
       }
       if (chunk.head) {
         forward += head.forward;

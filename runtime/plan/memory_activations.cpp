@@ -23,7 +23,7 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
                                   const LayerGroup& group) {
   const RankDims d(shape, needs);
   const DType compute = needs.compute;
-  const Recompute& recompute = needs.recompute;
+  const PartsAgain& recompute = group.parts;
   const bool layernorm = shape.norm == NormType::layernorm;
   std::vector<Saved> list;
   auto save = [&](std::string name, DType dtype, std::vector<int64_t> dims, bool again = false) {

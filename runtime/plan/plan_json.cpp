@@ -47,13 +47,19 @@ nlohmann::json recompute_json(const Recompute& recompute) {
   const char* full = recompute.full == Recompute::Full::none      ? "none"
                      : recompute.full == Recompute::Full::uniform ? "uniform"
                                                                   : "block";
-  return {{"core_attention", recompute.core_attention},
-          {"mlp_activation", recompute.mlp_activation},
-          {"norms", recompute.norms},
-          {"mlp", recompute.mlp},
-          {"full", full},
-          {"layers", recompute.full == Recompute::Full::none ? 0 : recompute.layers},
-          {"distribute", recompute.distribute}};
+  nlohmann::json json = {{"full", full},
+                         {"layers", recompute.full == Recompute::Full::none ? 0 : recompute.layers},
+                         {"distribute", recompute.distribute},
+                         {"first_layers", nlohmann::json::object()}};
+  const auto part = [&](const char* name, const FirstLayers& layers) {
+    json[name] = bool(layers);
+    if (layers && !layers.all()) json["first_layers"][name] = layers.count();
+  };
+  part("core_attention", recompute.core_attention);
+  part("mlp_activation", recompute.mlp_activation);
+  part("norms", recompute.norms);
+  part("mlp", recompute.mlp);
+  return json;
 }
 
 nlohmann::json stage_json(const Plan& plan, const StagePlan& stage) {

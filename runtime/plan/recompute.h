@@ -2,7 +2,11 @@
 // selective: V. Korthikanti et al., arXiv 2205.05198).
 #pragma once
 
+#include <algorithm>
+#include <concepts>
 #include <cstdint>
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "runtime/plan/pipeline.h"
@@ -10,12 +14,41 @@
 
 namespace mtl {
 
-struct Recompute {
-  // Selective: what every layer makes again from what it keeps.
+// So many layers of each chunk: its first ones, which backward comes to last, beside the gradients
+// of all others that are on their way. Of each chunk rather than of each rank, since the memory of
+// a micro-batch under way is as large as that of the rank's largest chunk.
+class FirstLayers {
+ public:
+  // All of them, or none.
+  template <std::same_as<bool> All>
+  constexpr FirstLayers(All all) : count_(all ? kAll : 0) {}
+  template <std::integral Count>
+  requires(!std::same_as<Count, bool>) constexpr FirstLayers(Count count)
+      : count_(static_cast<int64_t>(count)) {}
+
+  constexpr explicit operator bool() const { return count_ > 0; }
+  bool all() const { return count_ == kAll; }
+  int64_t count() const { return count_; }
+  int64_t of(const ChunkRange& chunk) const { return std::min(count_, chunk.layers); }
+  bool operator==(const FirstLayers&) const = default;
+
+ private:
+  static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+  int64_t count_;
+};
+
+// What a layer makes again from what it keeps.
+struct PartsAgain {
   bool core_attention = false;  // the context and its log-sum-exp, from Q, K and V
   bool mlp_activation = false;  // the output of the activation, from its input
   bool norms = false;           // the normalised rows, from the block's input
   bool mlp = false;             // all of the MLP, from its input
+  bool operator==(const PartsAgain&) const = default;
+};
+
+struct Recompute {
+  // Selective: the layers that make each of these parts again.
+  FirstLayers core_attention = false, mlp_activation = false, norms = false, mlp = false;
   // Full: groups of layers keep only the input of their first layer.
   enum class Full { none, uniform, block } full = Full::none;
   int64_t layers = 1;       // uniform: layers per group; block: groups of one layer per chunk
@@ -23,6 +56,12 @@ struct Recompute {
 };
 
 Recompute recompute_of(const TrainSpec& spec);
+// What recompute.modules says of it: "[norm, mlp_act: 7]"; "[]" where it makes no parts again.
+std::string modules_of(const Recompute& recompute);
+// Of the layer at `place` in its chunk.
+PartsAgain parts_again(const Recompute& recompute, int64_t place);
+// All that differ, those of the first layer first.
+std::vector<PartsAgain> different_parts(const Recompute& recompute);
 
 // A run of layers that are forwarded again together; `again` = false for layers that keep
 // everything (each a group of its own).
@@ -30,6 +69,7 @@ struct LayerGroup {
   int64_t first_layer = 0;
   int64_t layers = 1;
   bool again = false;
+  PartsAgain parts = {};
   int64_t end_layer() const { return first_layer + layers; }
 };
 std::vector<LayerGroup> layer_groups(const Recompute& recompute, const ChunkRange& chunk);

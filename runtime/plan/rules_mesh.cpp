@@ -319,18 +319,25 @@ void check_recompute(const RuleInput& input, const Layout& layout, bool mesh, Ru
   };
   belongs("recompute.method", "recompute.method", "full", full || recompute.method.empty());
   belongs("recompute.layers", "recompute.layers", "full", full || recompute.layers == 0);
+  const TrainSpec::Recompute built_in;
   belongs("recompute.modules", "recompute.modules", "selective",
-          selective || recompute.modules == TrainSpec::Recompute{}.modules);
+          selective || (recompute.modules == built_in.modules && recompute.module_layers.empty()));
   belongs("recompute.distribute", "recompute.distribute", "full", full || !recompute.distribute);
-  if (full) {
-    const int64_t most =
-        mesh ? *std::max_element(layout.layers_of_virtual.begin(), layout.layers_of_virtual.end())
-             : input.model.layers;
-    book.layout_rule("recompute.layers", "recompute.layers", recompute.layers <= most,
-                     fmt::format("recompute.layers {} is more than the {} layer{} of {}",
-                                 recompute.layers, most, most == 1 ? "" : "s",
+  const int64_t most =
+      mesh ? *std::max_element(layout.layers_of_virtual.begin(), layout.layers_of_virtual.end())
+           : input.model.layers;
+  const auto at_most = [&](const char* key, const std::string& what, int64_t layers) {
+    book.layout_rule(key, key, layers <= most,
+                     fmt::format("{} {} is more than the {} layer{} of {}", what, layers, most,
+                                 most == 1 ? "" : "s",
                                  layout.layers_of_virtual.size() > 1 ? "a stage" : "the model"),
                      fmt::format("use at most {}", most));
+  };
+  if (full) at_most("recompute.layers", "recompute.layers", recompute.layers);
+  if (selective) {
+    for (const auto& [module, layers] : recompute.module_layers) {
+      at_most("recompute.modules", fmt::format("recompute.modules: {}:", module), layers);
+    }
   }
   if (!full || !recompute.distribute) return;
   const int64_t tp = input.spec.parallel.tp, cp = input.spec.parallel.cp;

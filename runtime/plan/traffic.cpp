@@ -99,7 +99,7 @@ LinkBytes context_per_micro_batch(const ModelShape& shape, const MemoryNeeds& ne
   const int64_t attended = (needs.cp - 1) * (shape.heads / parts) * of_head;
   const int64_t qkv = attended + (needs.cp - 1) * 2 * local_kv_heads(shape, parts) * of_head;
   int64_t forward = chunk.layers * (qkv + attended);
-  if (needs.recompute.core_attention) forward += chunk.layers * attended;
+  forward += needs.recompute.core_attention.of(chunk) * attended;
   for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
     if (group.again) forward += group.layers * (qkv + attended);
   }
@@ -122,7 +122,8 @@ LinkBytes experts_per_micro_batch(const ModelShape& shape, const MemoryNeeds& ne
   // A layer that is made again sends rows to the experts; where it is not the last of its group,
   // the next one needs them back as well.
   const int64_t layers = shape.mixtures_in(chunk.first_layer, chunk.end_layer());
-  int64_t again = needs.recompute.mlp ? layers : 0, sent_again = again;
+  const int64_t end_again = chunk.first_layer + needs.recompute.mlp.of(chunk);
+  int64_t again = shape.mixtures_in(chunk.first_layer, end_again), sent_again = again;
   for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
     if (!group.again) continue;
     const int64_t of_group = shape.mixtures_in(group.first_layer, group.end_layer());

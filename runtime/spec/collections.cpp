@@ -158,7 +158,7 @@ std::optional<Diagnostic> read_texts(const Row& row, const YamlValue& value,
 }
 
 std::optional<Diagnostic> read_words(const Row& row, const YamlValue& value,
-                                     std::vector<std::string>& words) {
+                                     const CountedWords& result) {
   if (value.kind != YamlValue::Kind::list) {
     Problem problem{"config.type", fmt::format("{} is not a list", row.key)};
     if (value.kind == YamlValue::Kind::scalar) {
@@ -170,15 +170,25 @@ std::optional<Diagnostic> read_words(const Row& row, const YamlValue& value,
     return diagnose(row, value.place, {"config.range", fmt::format("{} is empty", row.key)});
   }
   std::vector<std::string> read;
+  std::map<std::string, int64_t> counts;
   for (const YamlValue& item : value.items) {
-    if (item.kind != YamlValue::Kind::scalar) {
+    const bool counted = item.kind == YamlValue::Kind::map && item.entries.size() == 1;
+    if (item.kind != YamlValue::Kind::scalar && !counted) {
       return diagnose(
           row, item.place,
-          {"config.type", fmt::format("{}: item {} is not a word", row.key, read.size() + 1)});
+          {"config.type", fmt::format("{}: item {} is neither a word nor one with a "
+                                      "number like `{}: 2`",
+                                      row.key, read.size() + 1, row.choices.back().value)});
     }
     std::string word;
-    if (auto problem = read_choice(row, item.text, word)) {
+    if (auto problem = read_choice(row, counted ? item.entries[0].key : item.text, word)) {
       return diagnose(row, item.place, std::move(*problem));
+    }
+    if (counted) {
+      const std::string name = fmt::format("{}: {}", row.key, word);
+      if (auto problem = read_number(row, name, item.entries[0].value, counts[word])) {
+        return problem;
+      }
     }
     if (std::find(read.begin(), read.end(), word) != read.end()) {
       return diagnose(
@@ -187,7 +197,8 @@ std::optional<Diagnostic> read_words(const Row& row, const YamlValue& value,
     }
     read.push_back(std::move(word));
   }
-  words = std::move(read);
+  *result.words = std::move(read);
+  *result.counts = std::move(counts);
   return std::nullopt;
 }
 

@@ -21,7 +21,7 @@ std::optional<Diagnostic> read_word_or_list(const Row& row, const YamlValue& val
 std::optional<Diagnostic> read_texts(const Row& row, const YamlValue& value,
                                      std::vector<std::string>& texts);
 std::optional<Diagnostic> read_words(const Row& row, const YamlValue& value,
-                                     std::vector<std::string>& words);
+                                     const CountedWords& result);
 
 // One to three numbers, the first above 0.
 std::optional<Diagnostic> read_numbers(const Row& row, const YamlValue& value,

@@ -41,7 +41,8 @@ ordered_json default_of(const Row& row) {
   if (spec::is_auto(row, built_in)) return "auto";
   const Field field = row.field(built_in);
   if (const auto* text = std::get_if<std::string*>(&field)) return **text;
-  if (const auto* words = std::get_if<std::vector<std::string>*>(&field)) return **words;
+  if (const auto* texts = std::get_if<std::vector<std::string>*>(&field)) return **texts;
+  if (const auto* words = std::get_if<spec::CountedWords>(&field)) return *words->words;
   if (std::holds_alternative<spec::Passed>(field)) return ordered_json::array();
   const std::string text = spec::print_value(row, built_in);
   return std::holds_alternative<spec::WordOrList>(field) ? ordered_json(text)
@@ -120,12 +121,16 @@ std::vector<ordered_json> value_schemas(const Row& row) {
     return {one, list};
   }
   if (std::holds_alternative<std::vector<std::string>*>(field)) {
-    if (row.choices.empty()) {
-      ordered_json text = {{"type", {"string", "number", "boolean"}}, {"minLength", 1}};
-      return {text, {{"type", "array"}, {"items", text}}};
-    }
-    return {
-        {{"type", "array"}, {"items", word_schema(row)}, {"minItems", 1}, {"uniqueItems", true}}};
+    ordered_json text = {{"type", {"string", "number", "boolean"}}, {"minLength", 1}};
+    return {text, {{"type", "array"}, {"items", text}}};
+  }
+  if (std::holds_alternative<spec::CountedWords>(field)) {
+    ordered_json counted = {{"type", "object"}, {"minProperties", 1}, {"maxProperties", 1}};
+    counted["propertyNames"] = word_schema(row);
+    counted["additionalProperties"] = integer;
+    ordered_json item;
+    item["anyOf"] = {word_schema(row), counted};
+    return {{{"type", "array"}, {"items", item}, {"minItems", 1}, {"uniqueItems", true}}};
   }
   if (!row.choices.empty()) return {word_schema(row)};
   ordered_json number = {{"type", "number"}};
@@ -239,15 +244,15 @@ SpecKey words_of(const Row& row) {
   const Field field = row.field(built_in);
   words.is_path = row.is_path || std::holds_alternative<spec::TextOrSources>(field);
   if (std::holds_alternative<bool*>(field)) words.values = {{"true", ""}, {"false", ""}};
-  if (std::holds_alternative<std::vector<std::string>*>(field) && !row.choices.empty()) {
-    type = "list of some of " + type;
+  if (std::holds_alternative<spec::CountedWords>(field)) {
+    type = fmt::format("list of some of {}, or of these with integers", type);
   }
   if (std::holds_alternative<spec::WordOrList>(field)) type += " or a list of integers";
   if (!row.choices.empty() && !row.auto_doc.empty()) type = "`auto`, " + type;
-  const bool shows_example =
-      std::holds_alternative<spec::Ramp*>(field) ||
-      std::holds_alternative<spec::WordOrList>(field) ||
-      (std::holds_alternative<std::vector<std::string>*>(field) && row.choices.empty());
+  const bool shows_example = std::holds_alternative<spec::Ramp*>(field) ||
+                             std::holds_alternative<spec::WordOrList>(field) ||
+                             std::holds_alternative<spec::CountedWords>(field) ||
+                             std::holds_alternative<std::vector<std::string>*>(field);
   if (shows_example) type += fmt::format(" like `{}`", row.example);
   if (const std::string range = spec::range_text(row); !range.empty()) type += ", " + range;
   if (row.suffixes) {

@@ -26,6 +26,11 @@ struct WordOrList {
   std::string* word = nullptr;
   std::vector<int64_t>* list = nullptr;
 };
+// Some of the row's choices, each at most once, with a number behind some: `[norm, mlp_act: 7]`.
+struct CountedWords {
+  std::vector<std::string>* words = nullptr;
+  std::map<std::string, int64_t>* counts = nullptr;
+};
 // A text, or a list of paths with weights, which is empty where the text decides; where there are
 // `sets`, also several of these by name, and both are empty then.
 struct TextOrSources {
@@ -39,11 +44,10 @@ struct Passed {
   std::map<std::string, std::vector<std::string>>* texts = nullptr;
   const char* name = nullptr;
 };
-// Where a value lives. A list of texts holds some of the row's choices, each at most once, or,
-// where there are none, any texts.
-using Field =
-    std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, std::vector<double>*,
-                 DoublePair, Ramp*, WordOrList, std::vector<std::string>*, TextOrSources, Passed>;
+// Where a value lives. A list of texts holds any.
+using Field = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*,
+                           std::vector<double>*, DoublePair, Ramp*, WordOrList, CountedWords,
+                           std::vector<std::string>*, TextOrSources, Passed>;
 
 // An allowed value of a row with a fixed set of values.
 struct Choice {

@@ -200,7 +200,7 @@ Section recompute_section() {
                .field = [](TrainSpec& s) -> Field { return &s.recompute.mode; },
                .doc = "What is computed again.",
                .choices = {{"none", "nothing"},
-                           {"selective", "`recompute.modules` of every layer"},
+                           {"selective", "`recompute.modules`, of every layer or of some"},
                            {"full", "whole layers: only their inputs are kept"}},
                .refused = {{"true", "full", ""},
                            {"false", "none", ""},
@@ -228,8 +228,14 @@ Section recompute_section() {
                .known_as = {"recompute_num_layers", "activations_checkpoint_num_layers",
                             "num_checkpoints", "number_checkpoints"}},
               {.key = "recompute.modules",
-               .field = [](TrainSpec& s) -> Field { return &s.recompute.modules; },
-               .doc = "Parts of each layer, with mode selective.",
+               .field = [](TrainSpec& s) -> Field {
+                 return CountedWords{&s.recompute.modules, &s.recompute.module_layers};
+               },
+               .doc = "Parts of each layer, with mode selective; of one with a number only in so "
+                      "many layers of each chunk, its first ones.",
+               .example = "[norm, mlp_act: 7]",
+               .min = 1,
+               .max = 1e5,
                .choices = {{"core_attn", "attention between its two linear layers"},
                            {"mlp_act", "the activation of the feed-forward block"},
                            {"norm", "the normalisations"},

@@ -153,8 +153,9 @@ struct TrainSpec {
     std::string mode = "none";  // none | selective | full
     std::string method = "";    // full: uniform | block; "" = uniform
     int64_t layers = 0;  // uniform: per group; block: recomputed per chunk; 0 = auto (1, all)
-    std::vector<std::string> modules = {"core_attn"};  // selective: core_attn, mlp_act, norm, mlp
-    bool distribute = false;                           // full: saved inputs divided over TP
+    std::vector<std::string> modules = {"core_attn"};   // selective: core_attn, mlp_act, norm, mlp
+    std::map<std::string, int64_t> module_layers = {};  // of these so many of each chunk, else all
+    bool distribute = false;                            // full: saved inputs divided over TP
   } recompute;
   struct Optimizer {
     std::string type = "adamw";  // adamw | adam | sgd

@@ -112,8 +112,9 @@ std::optional<Diagnostic> read_value(const Row& row, const YamlValue& value, Tra
   if (const auto* to = std::get_if<WordOrList>(&field)) {
     return read_word_or_list(row, value, *to);
   }
+  if (const auto* to = std::get_if<CountedWords>(&field)) return read_words(row, value, *to);
   if (auto* const* to = std::get_if<std::vector<std::string>*>(&field)) {
-    return row.choices.empty() ? read_texts(row, value, **to) : read_words(row, value, **to);
+    return read_texts(row, value, **to);
   }
   if (value.kind != YamlValue::Kind::scalar) {
     return complain(
@@ -200,11 +201,17 @@ std::string print_value(const Row& row, const TrainSpec& spec) {
             return value.list->empty() ? *value.word
                                        : fmt::format("[{}]", fmt::join(*value.list, ", "));
           },
-          [&](std::vector<std::string>* words) {
-            std::vector<std::string> items = *words;
+          [](CountedWords value) {
+            std::vector<std::string> items = *value.words;
             for (std::string& item : items) {
-              if (row.choices.empty()) item = nlohmann::json(item).dump();
+              const auto count = value.counts->find(item);
+              if (count != value.counts->end()) item += fmt::format(": {}", count->second);
             }
+            return fmt::format("[{}]", fmt::join(items, ", "));
+          },
+          [](std::vector<std::string>* texts) {
+            std::vector<std::string> items = *texts;
+            for (std::string& item : items) item = nlohmann::json(item).dump();
             return fmt::format("[{}]", fmt::join(items, ", "));
           },
           [](Passed value) {
@@ -262,8 +269,9 @@ std::string type_text(const Row& row) {
   const Field field = row.field(any);
   std::vector<std::string> values;
   for (const Choice& choice : row.choices) values.push_back(choice.value);
-  if (std::holds_alternative<std::vector<std::string>*>(field)) {
-    return values.empty() ? "list of texts" : fmt::format("list of {}", fmt::join(values, ", "));
+  if (std::holds_alternative<std::vector<std::string>*>(field)) return "list of texts";
+  if (std::holds_alternative<CountedWords>(field)) {
+    return fmt::format("list of {}", fmt::join(values, ", "));
   }
   if (std::holds_alternative<WordOrList>(field)) {
     return fmt::format("{} or list of integers", fmt::join(values, " or "));
@@ -294,8 +302,11 @@ std::string expected(const Row& row) {
   std::vector<std::string> values;
   for (const Choice& choice : row.choices) values.push_back(choice.value);
   if (std::holds_alternative<std::vector<std::string>*>(field)) {
-    return values.empty() ? "a list of texts, like " + row.example
-                          : fmt::format("a list of some of {}", fmt::join(values, ", "));
+    return "a list of texts, like " + row.example;
+  }
+  if (std::holds_alternative<CountedWords>(field)) {
+    return fmt::format("a list of some of {}, perhaps with whole numbers {}, like {}",
+                       fmt::join(values, ", "), range, row.example);
   }
   if (std::holds_alternative<WordOrList>(field)) {
     return fmt::format("{} or a list of whole numbers {}, like {}", fmt::join(values, " or "),

@@ -204,6 +204,15 @@ TEST_CASE("settings that change what runs are named") {
   spec.recompute.modules = {"core_attn", "mlp_act"};
   CHECK(has(text_of(spec, 1, 80),
             "recompute   selective: attention core, MLP activation of every layer\n"));
+  spec.recompute.module_layers = {{"mlp_act", 2}};
+  CHECK(has(text_of(spec, 1, 120),
+            "recompute   selective: attention core of every layer; MLP activation of the first 2 "
+            "layers of each chunk\n"));
+  spec.recompute.module_layers = {{"mlp_act", 2}, {"core_attn", 1}};
+  CHECK(has(text_of(spec, 1, 140),
+            "recompute   selective: attention core of the first 1 layer of each chunk; MLP "
+            "activation of the first 2 layers of each chunk\n"));
+  spec.recompute.module_layers.clear();
   spec.recompute.mode = "full";
   spec.recompute.modules = {"core_attn"};
   spec.recompute.method = "block";

@@ -39,8 +39,14 @@ void draw_recompute(Draw& draw, const Settings& common, Settings& s) {
   if (mode == 1) {
     s.set("recompute.mode", "selective");
     std::vector<std::string> modules;
+    // No more layers than every chunk has.
+    const int64_t chunks =
+        s.number("parallel.pp", 1) * std::max<int64_t>(1, s.number("parallel.virtual_stages", 1));
+    const int64_t most = std::max<int64_t>(1, common.number("model.layers", 1) / chunks);
     for (const char* module : {"core_attn", "mlp_act", "norm", "mlp"}) {
-      if (draw.chance(0.5)) modules.emplace_back(module);
+      if (!draw.chance(0.5)) continue;
+      modules.emplace_back(module);
+      if (draw.chance(0.4)) modules.back() += fmt::format(": {}", 1 + draw.below(most));
     }
     if (!modules.empty()) s.set("recompute.modules", fmt::format("[{}]", fmt::join(modules, ", ")));
     return;

@@ -67,6 +67,13 @@ TEST_CASE("a step touches the pages of the planned arena") {
     s.recompute.mode = "selective";
     s.recompute.modules = {"core_attn", "mlp_act", "norm"};
   };
+  const auto first_layers = [](int64_t norms, int64_t activations) {
+    return [=](TrainSpec& s) {
+      s.recompute.mode = "selective";
+      s.recompute.modules = {"norm", "mlp_act"};
+      s.recompute.module_layers = {{"norm", norms}, {"mlp_act", activations}};
+    };
+  };
   const Variant variants[] = {
       {"dp 2", {.dp = 2}},
       {"dp 2 bf16", {.dp = 2}, [](TrainSpec& s) { s.precision.dtype = "bf16"; }},
@@ -88,6 +95,15 @@ TEST_CASE("a step touches the pages of the planned arena") {
        }},
       {"dp 2 sgd", {.dp = 2}, [](TrainSpec& s) { s.optimizer.type = "sgd"; }},
       {"tp 2 selective", {.tp = 2}, selective},
+      {"tp 2 some layers", {.tp = 2}, first_layers(4, 1)},
+      {"pp 2 some layers", {.pp = 2}, first_layers(1, 2)},
+      {"pp 2 virtual 2 some layers", {.pp = 2, .virtual_stages = 2}, first_layers(1, 1)},
+      {"tp 2 fp8 some layers",
+       {.tp = 2},
+       [&](TrainSpec& s) {
+         first_layers(2, 3)(s);
+         s.precision.dtype = "fp8";
+       }},
       {"tp 2 full",
        {.tp = 2},
        [](TrainSpec& s) {

@@ -74,7 +74,7 @@ TEST_CASE("fp8: pipelines and ZeRO and recompute keep every bit") {
       // Partial losses of an evaluation are added up by stage and not by micro-batch alone.
       CHECK(split.valid == doctest::Approx(single.valid).epsilon(1e-12));
     }
-    for (const char* what : {"selective", "mlp", "full"}) {
+    for (const char* what : {"selective", "mlp", "some", "full"}) {
       CAPTURE(what);
       TrainSpec again = spec;
       again.recompute.mode = what == std::string("full") ? "full" : "selective";
@@ -82,6 +82,10 @@ TEST_CASE("fp8: pipelines and ZeRO and recompute keep every bit") {
         again.recompute.modules = {"core_attn", "mlp_act", "norm"};
       }
       if (what == std::string("mlp")) again.recompute.modules = {"mlp"};
+      if (what == std::string("some")) {
+        again.recompute.modules = {"norm", "mlp_act", "mlp"};
+        again.recompute.module_layers = {{"norm", 3}, {"mlp_act", 2}, {"mlp", 1}};
+      }
       CHECK(train(again, {}, kBitSteps) == single);
     }
     TrainSpec zero = spec;
@@ -289,6 +293,9 @@ TEST_CASE("fp8: what is rounded has the scale of its own largest magnitude") {
           again.recompute.mode = modules.empty() ? "full" : "selective";
           if (!modules.empty()) again.recompute.modules = modules;
           check(again, layout);
+          // And layers that keep it.
+          for (const std::string& module : modules) again.recompute.module_layers[module] = 1;
+          if (!modules.empty()) check(again, layout);
         }
       }
     }

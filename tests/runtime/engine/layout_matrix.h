@@ -77,6 +77,17 @@ inline void selective(TrainSpec& s) {
   s.recompute.mode = "selective";
   s.recompute.modules = {"core_attn", "norm", "mlp"};
 }
+// Of chunks with two layers or more; a layer beside those that make other parts, or nothing.
+inline void some_layers(TrainSpec& s) {
+  s.recompute.mode = "selective";
+  s.recompute.modules = {"core_attn", "norm", "mlp_act", "mlp"};
+  s.recompute.module_layers = {{"core_attn", 2}, {"norm", 2}, {"mlp", 1}};
+}
+inline void one_layer(TrainSpec& s) {
+  s.recompute.mode = "selective";
+  s.recompute.modules = {"core_attn", "norm", "mlp_act"};
+  s.recompute.module_layers = {{"core_attn", 1}, {"norm", 1}, {"mlp_act", 1}};
+}
 inline void small_buckets(TrainSpec& s) {
   s.parallel.bucket_mb = 0.02;
 }

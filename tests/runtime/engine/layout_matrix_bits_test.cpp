@@ -40,6 +40,16 @@ TEST_CASE("layout matrix: pipelines and schedules and recompute and ZeRO-1 have 
          s.recompute.mode = "selective";
          s.recompute.modules = {"mlp"};
        }},
+      {"recompute of some layers", {}, some_layers, true},
+      {"recompute of one layer", {}, one_layer},
+      {"recompute of some layers in pp 2", {.pp = 2}, some_layers},
+      {"recompute of one layer of each chunk", {.pp = 2, .virtual_stages = 2}, one_layer},
+      {"recompute of all layers by their number",
+       {.pp = 4},
+       [](TrainSpec& s) {
+         some_layers(s);
+         s.recompute.module_layers["mlp"] = 2;
+       }},
       {"recompute full", {}, full, true},
       {"recompute uniform 3",
        {},

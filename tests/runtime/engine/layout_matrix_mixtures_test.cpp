@@ -71,6 +71,8 @@ TEST_CASE("layout matrix: blocks for all tokens, gates and biases of experts do 
         {"pp 2 gpipe", {.pp = 2}, gpipe},
         {"mlp recompute", {}, mlp},
         {"mlp activation recompute", {}, mlp_act},
+        {"recompute of some layers", {}, some_layers},
+        {"recompute of one layer in pp 2", {.pp = 2}, one_layer},
         {"full recompute in pp 2", {.pp = 2}, full},
         {"recompute of three layers",
          {},
@@ -92,6 +94,7 @@ TEST_CASE("layout matrix: blocks for all tokens, gates and biases of experts do 
        {{"zero 0", {.ep = 2}, zero0},
         {"pp 2", {.pp = 2, .ep = 2}},
         {"mlp activation recompute", {.ep = 2}, mlp_act},
+        {"recompute of some layers", {.ep = 2}, some_layers},
         {"full recompute", {.ep = 2}, full}}},
       {{.tp = 2, .dp = 2, .ep = 2}, true, {}},
   };
@@ -130,10 +133,13 @@ TEST_CASE("layout matrix: blocks for all tokens, gates and biases of experts do 
       if (kSanitized && balanced != (dtype == "fp8")) continue;  // either mixture one of them
       TrainSpec half = mixture_of(balanced);
       half.precision.dtype = dtype;
-      const std::vector<Variant> variants = {{"pp 2", {.pp = 2}},
-                                             {"mlp recompute", {}, mlp},
-                                             {"mlp activation recompute", {}, mlp_act},
-                                             {"full recompute in pp 2", {.pp = 2}, full}};
+      const std::vector<Variant> variants = {
+          {"pp 2", {.pp = 2}},
+          {"mlp recompute", {}, mlp},
+          {"mlp activation recompute", {}, mlp_act},
+          {"recompute of some layers", {}, some_layers},
+          {"recompute of one layer in pp 2", {.pp = 2}, one_layer},
+          {"full recompute in pp 2", {.pp = 2}, full}};
       check_variants(half, train(half, {}, kBitSteps), variants, true);
       check_variants(half, train(half, {.tp = 2}, kBitSteps),
                      {{"pp 2", {.tp = 2, .pp = 2}}, {"mlp recompute", {.tp = 2}, mlp}}, true);

@@ -45,6 +45,8 @@ TEST_CASE("layout matrix: blocks side by side, pipelines and recompute have the 
                  {{"pp 4 virtual 2", {.pp = 4, .virtual_stages = 2}},
                   {"recompute modules", {}, all_modules},
                   {"recompute mlp", {}, mlp},
+                  {"recompute of some layers", {}, some_layers},
+                  {"recompute of one layer in pp 2", {.pp = 2}, one_layer},
                   {"recompute full", {}, full},
                   {"recompute full of 3 in pp 2", {.pp = 2}, full_of_3}},
                  true);

@@ -260,6 +260,14 @@ TEST_CASE("replayed passes: dropout, batches that grow and layers that are made 
   compare(spec, {.pp = 2}, {.recordings = 4, .launches = 20});
 }
 
+TEST_CASE("replayed passes: some layers make parts again") {
+  TrainSpec spec = with_dropout(gpt2_spec("bf16"));
+  spec.recompute.mode = "selective";
+  spec.recompute.modules = {"norm", "mlp_act"};
+  spec.recompute.module_layers = {{"mlp_act", 1}};
+  compare(spec, {.pp = 2}, {.recordings = 8, .launches = 50});
+}
+
 TEST_CASE("replayed passes: dropout on replicas and their shards") {
   compare(with_dropout(gpt2_spec()), {.dp = 2}, {.recordings = 60, .launches = 250});
 }

@@ -148,6 +148,10 @@ void selective(TrainSpec& spec) {
   spec.recompute.mode = "selective";
   spec.recompute.modules = {"core_attn", "mlp_act", "norm", "mlp"};
 }
+void some_layers(TrainSpec& spec) {
+  selective(spec);
+  spec.recompute.module_layers = {{"core_attn", 2}, {"norm", 1}, {"mlp", 1}};
+}
 void full_of_3(TrainSpec& spec) {
   spec.recompute.mode = "full";
   spec.recompute.layers = 3;
@@ -176,6 +180,7 @@ const Variant kVariants[] = {
     {"tp 4 sp", {.tp = 4}, sequence_parallel},
     {"tp 2 selective", {.tp = 2}, selective},
     {"tp 2 sp selective", {.tp = 2}, both(sequence_parallel, selective)},
+    {"tp 2 sp some layers", {.tp = 2}, both(sequence_parallel, some_layers)},
     {"tp 2 full", {.tp = 2}, full_of_3},
     {"tp 2 sp full", {.tp = 2}, both(sequence_parallel, full_of_3)},
     {"tp 2 sp block", {.tp = 2}, both(sequence_parallel, block_of_1)},
@@ -238,6 +243,8 @@ const Variant kVariants[] = {
     {"dp 2 ep 3 in copies", {.dp = 2, .ep = 3, .zero_ranks = 3}},
     {"dp 4 ep 3 in copies bf16 gradients", {.dp = 4, .ep = 3, .zero_ranks = 6}, bf16_gradients},
     {"cp 2 ep 3 selective", {.cp = 2, .ep = 3}, selective},
+    {"cp 2 ep 3 some layers", {.cp = 2, .ep = 3}, some_layers},
+    {"pp 2 cp 2 some layers", {.pp = 2, .cp = 2}, some_layers},
     {"tp 2 pp 2 ep 3 sp", {.tp = 2, .pp = 2, .ep = 3}, sequence_parallel},
 };
 

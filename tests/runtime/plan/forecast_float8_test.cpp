@@ -38,8 +38,8 @@ TEST_CASE("fp8: passes over operands are those that no op before spares") {
     const auto check = [&](double forward, double backward) {
       Software apart = software_mtl();
       apart.float8.found = 0;
-      const PassWork ours = layer_work(work, layout, cluster, software_mtl());
-      const PassWork theirs = layer_work(work, layout, cluster, apart);
+      const PassWork ours = layer_work(work, layout, cluster, software_mtl(), {});
+      const PassWork theirs = layer_work(work, layout, cluster, apart, {});
       CHECK(theirs.forward.memory_bound - ours.forward.memory_bound ==
             doctest::Approx(stream_time(cluster, 2 * n * forward)));
       CHECK(theirs.backward.memory_bound - ours.backward.memory_bound ==
@@ -71,8 +71,9 @@ TEST_CASE("fp8: what is kept of x is not rounded again") {
   const auto check = [&](double kept) {
     Software again = software_mtl();
     again.keeps_float8_x = false;
-    const PassWork ours = layer_work(work, layout, cluster, software_mtl());
-    const PassWork theirs = layer_work(work, layout, cluster, again);
+    const PartsAgain parts = parts_again(layout.recompute, 0);
+    const PassWork ours = layer_work(work, layout, cluster, software_mtl(), parts);
+    const PassWork theirs = layer_work(work, layout, cluster, again, parts);
     CHECK(ours.forward.memory_bound - theirs.forward.memory_bound ==
           doctest::Approx(stream_time(cluster, n * kept)));
     CHECK(theirs.backward.memory_bound - ours.backward.memory_bound ==

@@ -37,7 +37,8 @@ TEST_CASE("memory is that of the arena within 2 percent in every layout that the
         for (const int pp : {1, 2, 4}) {
           for (const int chunks : {1, 2, 4}) {
             for (const int zero : {0, 1, 2, 3}) {
-              for (const char* mode : {"none", "selective", "norms", "mlp", "full", "block"}) {
+              for (const char* mode :
+                   {"none", "selective", "norms", "mlp", "some", "full", "block"}) {
                 for (const auto& [dtype, cp, ep] : {std::tuple{"fp32", 1, 1},
                                                     {"bf16", 1, 1},
                                                     {"fp8", 1, 1},
@@ -72,6 +73,13 @@ TEST_CASE("memory is that of the arena within 2 percent in every layout that the
                                                                             : "selective";
                   if (kind == "norms") spec.recompute.modules = {"norm", "mlp_act"};
                   if (kind == "mlp") spec.recompute.modules = {"mlp"};
+                  if (kind == "some") {
+                    spec.recompute.modules = {"norm", "mlp_act", "mlp", "core_attn"};
+                    const int64_t most = spec.model.layers / (pp * chunks);
+                    spec.recompute.module_layers = {{"mlp_act", std::max<int64_t>(1, most / 2)},
+                                                    {"mlp", 1},
+                                                    {"core_attn", most}};
+                  }
                   if (kind == "block") {
                     spec.recompute.method = "block";
                     spec.recompute.layers = 1;

@@ -45,8 +45,8 @@ TEST_CASE("bytes between replicas are those of the plan, copies of shards includ
 TEST_CASE("bytes inside layers and between stages are those of the plan, stage by stage") {
   const Cluster& cluster = *find_cluster("h100-80g");
   int checked = 0;
-  for (const char* mode : {"none", "core", "mlp", "uniform1", "uniform3", "block2", "divided",
-                           "side by side", "side by side 1", "side by side 3"}) {
+  for (const char* mode : {"none", "core", "mlp", "some", "uniform1", "uniform3", "block2",
+                           "divided", "side by side", "side by side 1", "side by side 3"}) {
     for (const char* sp : {"auto", "false"}) {
       for (const auto& [tp, cp, ep, pp, chunks] : {std::tuple{2, 1, 1, 1, 1},
                                                    {4, 1, 1, 2, 1},
@@ -75,9 +75,14 @@ TEST_CASE("bytes inside layers and between stages are those of the plan, stage b
         if (ep > 1) {
           spec.model.moe = mixture_of_4();
         }
-        if (kind == "core" || kind == "mlp") {
+        if (kind == "core" || kind == "mlp" || kind == "some") {
           spec.recompute.mode = "selective";
           spec.recompute.modules = {kind == "core" ? "core_attn" : "mlp"};
+          if (kind == "some") {
+            spec.recompute.modules = {"core_attn", "mlp"};
+            // Of 16 layers, in chunks of two at least.
+            spec.recompute.module_layers = {{"core_attn", 2}, {"mlp", 1}};
+          }
         } else if (kind != "none") {
           spec.recompute.mode = "full";
           spec.recompute.method = kind == "block2" ? "block" : "uniform";

@@ -35,6 +35,32 @@ TEST_CASE("groups of layers that are made again") {
   CHECK(drawn({.full = Full::uniform}, {.first_layer = 3}).empty());
 }
 
+TEST_CASE("parts that the first layers of each chunk make again") {
+  const Recompute recompute = {.core_attention = 9, .mlp_activation = 3, .norms = true, .mlp = 1};
+  // Of each layer: Core attention, Activation, Norms, Mlp.
+  const auto parts = [](const PartsAgain& again) {
+    return fmt::format("{}{}{}{}", again.core_attention ? "C" : "", again.mlp_activation ? "A" : "",
+                       again.norms ? "N" : "", again.mlp ? "M" : "");
+  };
+  for (const int64_t first : {0, 5}) {
+    std::string text;
+    for (const LayerGroup& group : layer_groups(recompute, {.first_layer = first, .layers = 5})) {
+      CHECK_FALSE(group.again);
+      text += parts(group.parts) + " ";
+    }
+    CHECK(text == "CANM CAN CAN CN CN ");
+  }
+  std::string text;
+  for (const PartsAgain& again : different_parts(recompute)) text += parts(again) + " ";
+  CHECK(text == "CANM CAN CN N ");
+  CHECK(different_parts({}).size() == 1);
+  CHECK(different_parts({.mlp_activation = true, .norms = true}).size() == 1);
+  CHECK(FirstLayers(7).of({.layers = 5}) == 5);
+  CHECK(FirstLayers(3).of({.layers = 5}) == 3);
+  CHECK(FirstLayers(true).of({.layers = 5}) == 5);
+  CHECK(FirstLayers(false).of({.layers = 5}) == 0);
+}
+
 TEST_CASE("recompute as the settings say it") {
   TrainSpec spec;
   spec.model.layers = 12;
@@ -49,6 +75,12 @@ TEST_CASE("recompute as the settings say it") {
   CHECK(recompute_of(spec).mlp_activation);
   CHECK(recompute_of(spec).norms);
   CHECK_FALSE(recompute_of(spec).mlp);
+  CHECK(modules_of(recompute_of(spec)) == "[norm, mlp_act]");
+  spec.recompute.module_layers = {{"mlp_act", 7}};
+  CHECK(recompute_of(spec).mlp_activation.count() == 7);
+  CHECK(recompute_of(spec).norms.all());
+  CHECK(modules_of(recompute_of(spec)) == "[norm, mlp_act: 7]");
+  CHECK(modules_of({}) == "[]");
 
   spec.recompute.mode = "full";
   CHECK(recompute_of(spec).full == Recompute::Full::uniform);

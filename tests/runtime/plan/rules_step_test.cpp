@@ -101,6 +101,23 @@ TEST_CASE("rules of recompute") {
        "recompute.modules", "recompute.modules",
        "recompute.modules belongs to recompute.mode selective, and the mode is none",
        "leave recompute.modules out, or set recompute.mode=selective"},
+      {"numbers of modules without selective",
+       [](TrainSpec& s) {
+         s.recompute.module_layers = {{"core_attn", 2}};
+       },
+       1, "recompute.modules", "recompute.modules",
+       "recompute.modules belongs to recompute.mode selective, and the mode is none",
+       "leave recompute.modules out, or set recompute.mode=selective"},
+      {"a module of more layers than a stage has",
+       [](TrainSpec& s) {
+         s.recompute.mode = "selective";
+         s.recompute.modules = {"norm", "mlp_act"};
+         s.recompute.module_layers = {{"mlp_act", 3}};
+         s.parallel.pp = 2;
+       },
+       2, "recompute.modules", "recompute.modules",
+       "recompute.modules: mlp_act: 3 is more than the 2 layers of a stage", "use at most 2",
+       "2 processes can be tp=1 pp=1 dp=2, or tp=2 pp=1 dp=1"},
       {"more layers than a stage has",
        [](TrainSpec& s) {
          s.recompute.mode = "full";

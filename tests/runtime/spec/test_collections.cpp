@@ -92,7 +92,10 @@ TEST_CASE("a list of words") {
   const Loaded loaded = load_overrides({"recompute.modules=[mlp, 'norm']"});
   CHECK(texts(loaded).empty());
   CHECK(loaded.resolved.spec.recompute.modules == std::vector<std::string>{"mlp", "norm"});
-  const std::string some = "give a list of some of core_attn, mlp_act, norm, mlp";
+  CHECK(loaded.resolved.spec.recompute.module_layers.empty());
+  const std::string some =
+      "give a list of some of core_attn, mlp_act, norm, mlp, perhaps with whole numbers from 1 to "
+      "100000, like [norm, mlp_act: 7]";
   CHECK(refusal("recompute.modules=[]") == "config.range: recompute.modules is empty | " + some);
   CHECK(refusal("recompute.modules=mlp") ==
         "config.type: recompute.modules is not a list | write [mlp]");
@@ -101,8 +104,40 @@ TEST_CASE("a list of words") {
   CHECK(refusal("recompute.modules=[layernorm]").find("did you mean `norm`?") != std::string::npos);
   CHECK(refusal("recompute.modules=[mlp, norm, mlp]") ==
         "config.range: recompute.modules has `mlp` twice | remove one of them");
-  CHECK(code_of("recompute.modules=[[mlp]]") == "config.type");
+  CHECK(refusal("recompute.modules=[norm, [mlp]]") ==
+        "config.type: recompute.modules: item 2 is neither a word nor one with a number like "
+        "`mlp: 2` | " +
+            some);
   CHECK(code_of("recompute.modules={mlp: true}") == "config.type");
+}
+
+TEST_CASE("words with numbers") {
+  using Layers = std::map<std::string, int64_t>;
+  for (const char* text :
+       {"[norm, mlp_act: 7]", "[norm, {mlp_act: 7}]", "[norm, {\"mlp_act\": 7}]"}) {
+    const Loaded loaded = load_overrides({std::string("recompute.modules=") + text});
+    CHECK(texts(loaded).empty());
+    CHECK(loaded.resolved.spec.recompute.modules == std::vector<std::string>{"norm", "mlp_act"});
+    CHECK(loaded.resolved.spec.recompute.module_layers == Layers{{"mlp_act", 7}});
+  }
+  // The stronger layer takes the weaker one's numbers back.
+  const Loaded loaded =
+      load_more("recompute:\n  modules:\n    - mlp_act: 7\n    - norm\n",
+                {.train_yaml = {}, .overrides = {"recompute.modules=[mlp_act, mlp: 2]"}});
+  CHECK(loaded.resolved.spec.recompute.module_layers == Layers{{"mlp", 2}});
+  CHECK(refusal("recompute.modules=[norm: 0]")
+            .starts_with("config.range: recompute.modules: norm cannot be `0` | "));
+  CHECK(refusal("recompute.modules=[norm: all]")
+            .starts_with("config.type: recompute.modules: norm: `all` is not a whole number | "));
+  CHECK(refusal("recompute.modules=[norm: [2]]")
+            .starts_with("config.type: recompute.modules: norm is not a whole number | "));
+  CHECK(code_of("recompute.modules=[norm: '2']") == "config.type");
+  CHECK(code_of("recompute.modules=[norm: ]") == "config.type");
+  CHECK(refusal("recompute.modules=[layernorm: 2]").find("did you mean `norm`?") !=
+        std::string::npos);
+  CHECK(code_of("recompute.modules=[{norm: 2, mlp: 3}]") == "config.type");
+  CHECK(refusal("recompute.modules=[mlp, mlp: 3]") ==
+        "config.range: recompute.modules has `mlp` twice | remove one of them");
 }
 
 TEST_CASE("the length and the batch are given once") {

@@ -96,6 +96,11 @@ TEST_CASE("resolved.yaml reads back to the same values, bit for bit") {
     s.recompute.method = *rc::gen::element<std::string>("", "uniform", "block");
     s.recompute.modules = *rc::gen::elementOf(std::vector<std::vector<std::string>>{
         {"core_attn"}, {"mlp", "norm"}, {"norm", "mlp_act", "core_attn"}});
+    s.recompute.module_layers.clear();
+    if (*rc::gen::arbitrary<bool>()) {
+      s.recompute.module_layers[s.recompute.modules.back()] =
+          *rc::gen::inRange<int64_t>(1, 100'001);
+    }
     if (*rc::gen::arbitrary<bool>()) {
       s.parallel.stage_layout = *rc::gen::nonEmpty(
           rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(0, 100)));
@@ -127,6 +132,7 @@ TEST_CASE("resolved.yaml reads back to the same values, bit for bit") {
     RC_ASSERT(again.resolved.spec.parallel.stage_layout == s.parallel.stage_layout);
     RC_ASSERT(again.resolved.spec.parallel.stage_balance == s.parallel.stage_balance);
     RC_ASSERT(again.resolved.spec.recompute.modules == s.recompute.modules);
+    RC_ASSERT(again.resolved.spec.recompute.module_layers == s.recompute.module_layers);
     RC_ASSERT(again.resolved.spec.data.split == s.data.split);
     RC_ASSERT(again.resolved.spec.data.train == s.data.train);
   }));
