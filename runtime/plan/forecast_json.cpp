@@ -8,22 +8,25 @@ namespace mtl {
 
 nlohmann::json to_json(const LayoutChoice& layout) {
   const Recompute& recompute = layout.recompute;
-  const bool some =
-      recompute.norms || recompute.mlp || recompute.mlp_activation || recompute.core_attention;
-  return {{"tp", layout.tp},
-          {"pp", layout.pp},
-          {"virtual_stages", layout.chunks},
-          {"cp", layout.cp},
-          {"ep", layout.ep},
-          {"dp", layout.dp},
-          {"zero", layout.zero},
-          {"zero_copies", layout.copies},
-          {"sequence_parallel", layout.sequence_parallel},
-          {"micro_batch", layout.micro_batch},
-          {"recompute", recompute.full != Recompute::Full::none ? "full"
-                        : some                                  ? "selective"
-                                                                : "none"},
-          {"fp8", layout.float8.on}};
+  const std::string modules = modules_of(recompute);
+  nlohmann::json json = {{"tp", layout.tp},
+                         {"pp", layout.pp},
+                         {"virtual_stages", layout.chunks},
+                         {"cp", layout.cp},
+                         {"ep", layout.ep},
+                         {"dp", layout.dp},
+                         {"zero", layout.zero},
+                         {"zero_copies", layout.copies},
+                         {"sequence_parallel", layout.sequence_parallel},
+                         {"micro_batch", layout.micro_batch},
+                         {"recompute", recompute.full != Recompute::Full::none ? "full"
+                                       : modules != "[]"                       ? "selective"
+                                                                               : "none"},
+                         {"fp8", layout.float8.on}};
+  // As train.yaml says it.
+  if (modules != "[]") json["recompute_modules"] = modules;
+  if (recompute.full == Recompute::Full::block) json["recompute_layers"] = recompute.layers;
+  return json;
 }
 
 nlohmann::json to_json(const Forecast& one) {

@@ -9,30 +9,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "runtime/plan/least_recompute.h"
 #include "runtime/plan/nearest.h"
 #include "runtime/plan/stage_params.h"
 
 namespace mtl {
 
 namespace {
-
-Recompute selective() {
-  Recompute recompute;
-  recompute.norms = recompute.mlp_activation = true;
-  return recompute;
-}
-
-Recompute without_mlp() {
-  Recompute recompute;
-  recompute.norms = recompute.mlp = true;
-  return recompute;
-}
-
-Recompute everything() {
-  Recompute recompute;
-  recompute.full = Recompute::Full::uniform;
-  return recompute;
-}
 
 constexpr int64_t kMostContext = 16;
 
@@ -60,15 +43,15 @@ std::vector<int> chunk_choices(const Workload& work, int pp) {
   return choices;
 }
 
-// Layouts that only differ in how little memory they take are tried from the roomy to the tight
-// one: the first that fits is the fastest of them.
+// A layout that does not fit makes again what makes it fit and costs least.
 class Search {
  public:
   Search(const Workload& work, int gpus, const Cluster& cluster, const TuneOptions& options)
       : work_(work), gpus_(gpus), cluster_(cluster), options_(options) {}
 
-  std::vector<Candidate> fitting, too_large;
-  int64_t considered = 0, hopeless = 0;
+  std::vector<Candidate> fitting;
+  std::vector<Candidate> without;  // that would fit, if at all, only with something made again
+  int64_t considered = 0, too_large = 0;
   std::set<std::string> left_out;       // for what this engine does not run
   std::optional<LayoutChoice> nearest;  // of those that do not fit, what needs least
   double nearest_bytes = 1e300;
@@ -152,27 +135,30 @@ class Search {
     return !not_run.empty();
   }
 
+  double needed(const LayoutChoice& layout) const {
+    MemoryForecast memory = forecast_memory(work_, layout);
+    memory.nccl = nccl_memory(work_.model, layout, cluster_);
+    return needed_memory(memory, cluster_);
+  }
+
   void look(LayoutChoice layout) {
     const double room = usable_memory(cluster_);
-    for (const Recompute& recompute : {Recompute{}, selective(), without_mlp(), everything()}) {
-      layout.recompute = recompute;
-      ++considered;
-      MemoryForecast memory = forecast_memory(work_, layout);
-      memory.nccl = nccl_memory(work_.model, layout, cluster_);
-      const double bytes = needed_memory(memory, cluster_);
-      const bool fits = bytes <= room;
-      if (!fits && bytes < nearest_bytes) {
-        nearest_bytes = bytes;
-        nearest = layout;
-      }
-      // Much too large is no news.
-      if (!fits && bytes > 4 * room) {
-        ++hopeless;
-        continue;
-      }
-      const Forecast one = forecast(work_, layout, cluster_);
-      (fits ? fitting : too_large).push_back({layout, one.time.total, bytes});
-      if (fits) break;  // with more recompute it would only be slower
+    const auto candidate = [&](double bytes) {
+      return Candidate{layout, forecast(work_, layout, cluster_).time.total, bytes};
+    };
+    ++considered;
+    const double bytes = needed(layout);
+    if (bytes <= room) return fitting.push_back(candidate(bytes));
+    // Much too large is no news.
+    if (bytes <= 4 * room) without.push_back(candidate(bytes));
+    const std::optional<Recompute> least = least_recompute(work_, layout, cluster_);
+    layout.recompute = least.value_or(everything_again());
+    const double least_bytes = needed(layout);
+    if (least) return fitting.push_back(candidate(least_bytes));
+    ++too_large;
+    if (least_bytes < nearest_bytes) {
+      nearest_bytes = least_bytes;
+      nearest = layout;
     }
   }
 
@@ -220,11 +206,13 @@ std::string layout_words(const LayoutChoice& layout) {
                       layout.copies > 1 ? fmt::format(" in {} copies", layout.copies) : "",
                       layout.micro_batch);
   const Recompute& recompute = layout.recompute;
-  const bool some = recompute.norms || recompute.mlp || recompute.mlp_activation ||
-                    recompute.core_attention || layout.keep_every_second;
+  if (layout.keep_every_second) return text + ", selective recompute";
+  if (recompute.full == Recompute::Full::block) {
+    return text + fmt::format(", full recompute of {} layers a chunk", recompute.layers);
+  }
   if (recompute.full != Recompute::Full::none) return text + ", full recompute";
-  if (recompute.mlp) return text + ", recompute of norms and MLP";
-  return text + (some ? ", selective recompute" : ", no recompute");
+  const std::string modules = modules_of(recompute);
+  return text + (modules == "[]" ? ", no recompute" : ", recompute " + modules);
 }
 
 namespace {
@@ -277,7 +265,7 @@ Tuning tune(const Workload& work, int gpus, const Cluster& cluster, const TuneOp
   search.run();
   Tuning result;
   result.considered = search.considered;
-  result.too_large = static_cast<int64_t>(search.too_large.size()) + search.hopeless;
+  result.too_large = search.too_large;
   result.left_out = std::move(search.left_out);
   if (search.considered == 0 && result.left_out.empty()) {
     LayoutChoice replicas;
@@ -325,9 +313,9 @@ Tuning tune(const Workload& work, int gpus, const Cluster& cluster, const TuneOp
   if (result.best.empty() && search.nearest) {
     const Forecast one = forecast(work, *search.nearest, cluster);
     result.if_it_fitted = {one, verdict(one, one, cluster)};
-  } else if (!search.too_large.empty()) {
+  } else if (!search.without.empty()) {
     const Candidate fastest =
-        *std::min_element(search.too_large.begin(), search.too_large.end(), faster);
+        *std::min_element(search.without.begin(), search.without.end(), faster);
     if (fastest.seconds < exact.front().time.total) {
       const Forecast one = forecast(work, fastest.layout, cluster, software_mtl(), true);
       result.if_it_fitted = {one, verdict(one, one, cluster)};
@@ -376,11 +364,16 @@ std::vector<std::pair<std::string, std::string>> settings_of(const Workload& wor
     settings.emplace_back("parallel.stage_layout", even ? "uniform" : "balanced");
   }
   const Recompute& recompute = layout.recompute;
+  const std::string modules = modules_of(recompute);
   if (recompute.full != Recompute::Full::none) {
     settings.emplace_back("recompute.mode", "full");
-  } else if (recompute.norms || recompute.mlp_activation) {
+    if (recompute.full == Recompute::Full::block) {
+      settings.emplace_back("recompute.method", "block");
+      settings.emplace_back("recompute.layers", std::to_string(recompute.layers));
+    }
+  } else if (modules != "[]") {
     settings.emplace_back("recompute.mode", "selective");
-    settings.emplace_back("recompute.modules", recompute.mlp ? "[norm, mlp]" : "[norm, mlp_act]");
+    settings.emplace_back("recompute.modules", modules);
   } else {
     settings.emplace_back("recompute.mode", "none");
   }

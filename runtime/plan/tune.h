@@ -1,6 +1,6 @@
-// The search for a layout: every tp, pp, virtual stages, cp, ep, ZeRO stage, micro-batch and
-// recompute that a model and a number of GPUs admit, pruned by divisibility and memory, ordered by
-// the forecast of a step.
+// The search for a layout: every tp, pp, virtual stages, cp, ep, ZeRO stage and micro-batch that a
+// model and a number of GPUs admit, each with the recompute that it needs to fit, pruned by
+// divisibility and memory, ordered by the forecast of a step.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct Advice {
 
 struct Tuning {
   int64_t considered = 0;  // layouts whose numbers divide
-  int64_t too_large = 0;   // of these, what does not fit into memory
+  int64_t too_large = 0;   // of these, what no recompute makes fit into memory
   // With only_run_here: what this engine does not run of the layouts that were left out.
   std::set<std::string> left_out;
   // Where no layout's numbers divide: why, of data parallelism alone.

@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "runtime/plan/least_recompute.h"
 #include "support/published_runs.h"
 
 using namespace mtl;
@@ -158,6 +159,101 @@ TEST_CASE("what advice sets is a layout with the same forecast") {
   const auto settings = settings_of(row.work, tuning.best.front().forecast.layout);
   CHECK(settings.front().first == "parallel.tp");
   CHECK(settings.front().second == std::to_string(tuning.best.front().forecast.layout.tp));
+}
+
+// GPT-2 1.5B and a Llama of 16 layers on GPUs of every size between what they need with everything
+// made again and with nothing: no other choice that fits is faster by more than the step from one
+// layer to the next.
+TEST_CASE("what is made again is what makes a layout fit and costs least") {
+  const GuideRow row = guide_rows().front();
+  for (const bool swiglu : {false, true}) {
+    for (const auto& [pp, chunks] : {std::pair{1, 1}, {2, 1}, {2, 2}}) {
+      Workload work = row.work;
+      work.model.layers = 16;
+      work.model.activation = swiglu ? Activation::swiglu : Activation::gelu_tanh;
+      work.seq = 1024;
+      work.global_batch = 64;
+      LayoutChoice layout;
+      layout.pp = pp;
+      layout.chunks = chunks;
+      layout.micro_batch = 8;
+      REQUIRE(impossible(work, layout) == "");
+      Cluster cluster = *find_cluster("h200");
+      const auto needed = [&](const Recompute& recompute) {
+        LayoutChoice with = layout;
+        with.recompute = recompute;
+        return needed_memory(forecast(work, with, cluster).memory, cluster);
+      };
+      const auto seconds = [&](const Recompute& recompute) {
+        LayoutChoice with = layout;
+        with.recompute = recompute;
+        return forecast(work, with, cluster).time.total;
+      };
+      const double most = needed({}), least = needed(everything_again());
+      const double first = seconds({}), last = seconds(everything_again());
+      const int64_t layers = 16 / (pp * chunks);
+      double before = 0;
+      for (int part = 0; part <= 12; ++part) {
+        const double room = most - (most - least) * part / 12;
+        cluster.gpu.memory_bytes = (room + 1e9 + 1) / 0.98;
+        const std::string of =
+            fmt::format("swiglu {} pp {} x {}, part {}", swiglu, layout.pp, layout.chunks, part);
+        CAPTURE(of);
+        const auto found = least_recompute(work, layout, cluster);
+        REQUIRE(found);
+        CAPTURE(modules_of(*found));
+        CHECK(needed(*found) <= usable_memory(cluster));
+        const double time = seconds(*found);
+        CHECK(time >= before);
+        before = time;
+        if (part == 0) CHECK(time == first);
+        if (part == 12) CHECK(found->full == Recompute::Full::uniform);
+        // Every other choice: norms, activations and MLPs of any numbers of layers, or whole ones.
+        std::vector<Recompute> others;
+        for (int64_t a = 0; a <= layers; ++a) {
+          for (int64_t b = 0; b <= layers; ++b) {
+            for (int64_t c = 0; c <= layers; c += std::max<int64_t>(1, layers / 4)) {
+              others.push_back({.mlp_activation = a, .norms = b, .mlp = c});
+            }
+          }
+          Recompute block = everything_again();
+          block.full = Recompute::Full::block;
+          block.layers = a;
+          if (a > 0) others.push_back(block);
+        }
+        const double step = (last - first) / static_cast<double>(layers) / 2;
+        for (const Recompute& other : others) {
+          if (seconds(other) >= time - step) continue;
+          CHECK_MESSAGE(needed(other) > usable_memory(cluster), modules_of(other)
+                                                                    << " fits and is faster");
+        }
+      }
+      cluster.gpu.memory_bytes = (0.99 * least + 1e9) / 0.98;
+      CHECK_FALSE(least_recompute(work, layout, cluster));
+    }
+  }
+}
+
+TEST_CASE("advice says which layers make what again") {
+  const Workload work = guide_rows().front().work;
+  LayoutChoice layout;
+  layout.dp = 8;
+  layout.recompute = {.mlp_activation = 7, .norms = true};
+  CHECK(layout_words(layout).ends_with(", recompute [norm, mlp_act: 7]"));
+  const auto has = [&](const char* key, const char* value) {
+    const auto settings = settings_of(work, layout);
+    return std::count(settings.begin(), settings.end(),
+                      std::pair<std::string, std::string>(key, value)) == 1;
+  };
+  CHECK(has("recompute.mode", "selective"));
+  CHECK(has("recompute.modules", "[norm, mlp_act: 7]"));
+  layout.recompute = everything_again();
+  layout.recompute.full = Recompute::Full::block;
+  layout.recompute.layers = 3;
+  CHECK(layout_words(layout).ends_with(", full recompute of 3 layers a chunk"));
+  CHECK(has("recompute.mode", "full"));
+  CHECK(has("recompute.method", "block"));
+  CHECK(has("recompute.layers", "3"));
 }
 
 TEST_CASE("degrees and micro-batches are divisors, not only powers of two") {
