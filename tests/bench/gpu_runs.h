@@ -43,13 +43,13 @@ inline const std::map<std::string, Shape>& shapes() {
   return all;
 }
 
-// "124m-fp8" is 124m in fp8; "1.5b-norm-act-b21-fp8" makes normalised rows and activations again
-// (recompute.mode: selective), with 21 sequences a micro-batch and as many of those as come to no
-// more of them in a step.
+// "124m-fp8" is 124m in fp8; "1.5b-norm-act7-b21-fp8" makes normalised rows again, and the
+// activations of 7 layers (-act: of all; recompute.mode: selective), with 21 sequences a
+// micro-batch and as many of those as come to no more of them in a step.
 struct NamedShape {
   std::string name;
-  std::vector<std::string> again = {};  // recompute.modules
-  int64_t batch = 0;                    // 0: the shape's
+  TrainSpec::Recompute recompute = {};
+  int64_t batch = 0;  // 0: the shape's
   bool fp8 = false;
 };
 inline NamedShape named_shape(const std::string& title) {
@@ -59,16 +59,29 @@ inline NamedShape named_shape(const std::string& title) {
     if (is_there) named.name.resize(named.name.size() - suffix.size());
     return is_there;
   };
+  // The number behind a suffix, 0 = there is none.
+  const auto take_number = [&](const std::string& suffix) -> int64_t {
+    const size_t at = named.name.rfind(suffix);
+    if (at == std::string::npos) return 0;
+    const auto number = to_number<int64_t>(named.name.substr(at + suffix.size()));
+    if (!number || *number <= 0) return 0;
+    named.name.resize(at);
+    return *number;
+  };
+  TrainSpec::Recompute& recompute = named.recompute;
+  std::vector<std::string> modules;
   named.fp8 = take("-fp8");
-  if (const size_t dash = named.name.rfind("-b"); dash != std::string::npos) {
-    const auto batch = to_number<int64_t>(named.name.substr(dash + 2));
-    if (batch && *batch > 0) {
-      named.batch = *batch;
-      named.name.resize(dash);
-    }
+  named.batch = take_number("-b");
+  if (const int64_t layers = take_number("-act"); layers > 0) {
+    modules = {"mlp_act"};
+    recompute.module_layers["mlp_act"] = layers;
+  } else if (take("-act")) {
+    modules = {"mlp_act"};
   }
-  if (take("-act")) named.again = {"mlp_act"};
-  if (take("-norm")) named.again.insert(named.again.begin(), "norm");
+  if (take("-norm")) modules.insert(modules.begin(), "norm");
+  if (modules.empty()) return named;
+  recompute.mode = "selective";
+  recompute.modules = modules;
   return named;
 }
 // What to say of names that are none; empty: they all are.
@@ -82,7 +95,7 @@ inline std::string unknown_shape(const std::vector<std::string>& titles) {
   return "";
 }
 
-inline TrainSpec spec_of(const Shape& shape, bool fp8, const std::vector<std::string>& again) {
+inline TrainSpec spec_of(const Shape& shape, bool fp8, const TrainSpec::Recompute& recompute) {
   TrainSpec spec = test::spec_with({.layers = shape.layers,
                                     .hidden = shape.hidden,
                                     .heads = shape.heads,
@@ -99,10 +112,7 @@ inline TrainSpec spec_of(const Shape& shape, bool fp8, const std::vector<std::st
     spec.model.tie_embeddings = false;
   }
   spec.precision.dtype = fp8 ? "fp8" : "bf16";
-  if (!again.empty()) {
-    spec.recompute.mode = "selective";
-    spec.recompute.modules = again;
-  }
+  spec.recompute = recompute;
   return spec;
 }
 
@@ -129,7 +139,7 @@ struct Run {
       shape.micro_batches = std::max<int64_t>(1, shape.micro_batches * shape.batch / named.batch);
       shape.batch = named.batch;
     }
-    resolved.spec = spec_of(shape, named.fp8, named.again);
+    resolved.spec = spec_of(shape, named.fp8, named.recompute);
     plan = plan_of(resolved.spec);
   }
   double flops() const {

@@ -4,7 +4,8 @@
 //   build/bench/train_gpu --for GPU [SHAPE ...]
 // Shapes: those of gpu_runs.h, of which 124m, 1.5b and llama-8b are measured without further words,
 // in bf16, and with -fp8 behind the name in fp8, against bf16's peak too. Before that: -norm, -act,
-// what is made again in backward, and -bN, other micro-batches. llama-8b has as many layers as fit.
+// -actN (of N layers), what is made again in backward, and -bN, other micro-batches. llama-8b has
+// as many layers as fit.
 // tests/reference/gpu_baseline.py has the same in PyTorch and joins the two: --json appends an
 // object per shape to FILE. Model FLOPs count causal attention once and recompute not at
 // all; the peak is that of the catalogue (runtime/plan/gpus.h). A step is four micro-batches and
@@ -55,12 +56,18 @@ int64_t memory_in_use(const MadeDevice& made) {
   return facts.memory_bytes - facts.free_bytes;
 }
 
-// "bf16", "fp8", "bf16, cudnn", "bf16, norm mlp_act"
+// "bf16", "fp8", "bf16, cudnn", "bf16, norm mlp_act:7"
 std::string variant(DType compute, const bench::NamedShape& named) {
   const char* attention = std::getenv("MTL_ATTENTION");
   std::string name = named.fp8 ? "fp8" : compute_name(compute);
   if (attention != nullptr) name += fmt::format(", {}", attention);
-  if (!named.again.empty()) name += fmt::format(", {}", fmt::join(named.again, " "));
+  if (named.recompute.mode == "none") return name;
+  std::vector<std::string> modules = named.recompute.modules;
+  for (std::string& module : modules) {
+    const auto layers = named.recompute.module_layers.find(module);
+    if (layers != named.recompute.module_layers.end()) module += fmt::format(":{}", layers->second);
+  }
+  name += fmt::format(", {}", fmt::join(modules, " "));
   return name;
 }
 
