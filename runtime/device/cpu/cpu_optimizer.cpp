@@ -19,7 +19,7 @@ constexpr int64_t kCell = kNormChunk;
   return master.dtype == DType::f32 && (!weights || weights.dtype == DType::f16);
 }
 
-void* element(const Tensor& x, int64_t i) {
+void* address_of(const Tensor& x, int64_t i) {
   return x ? x.as<char>() + i * bytes_of(x.dtype) : nullptr;
 }
 
@@ -123,11 +123,11 @@ void CpuDevice::adamw(const AdamW& args) {
       kernels::AdamWRange share = range;
       share.keep = static_cast<float>(1 - decay);
       share.coupled_decay = args.decoupled ? 0.0f : weight_decay;
-      share.master = element(args.master, args.weights ? state : weight);
+      share.master = address_of(args.master, args.weights ? state : weight);
       share.exp_avg = args.exp_avg.as<float>() + state;
       share.exp_avg_sq = args.exp_avg_sq.as<float>() + state;
       share.grad = args.grad.as<float>() + begin;
-      share.weights = element(args.weights, weight);
+      share.weights = address_of(args.weights, weight);
       share.n = end - begin;
       update(share);
     });
@@ -144,10 +144,10 @@ void CpuDevice::sgd(const Sgd& args) {
     each_part(args.pieces, first, last, [&](const Piece& piece, int64_t begin, int64_t end) {
       const int64_t state = piece.state + begin - piece.offset;
       const int64_t weight = piece.weight + begin - piece.offset;
-      update({.master = element(args.master, args.weights ? state : weight),
+      update({.master = address_of(args.master, args.weights ? state : weight),
               .momentum_buffer = args.momentum_buffer.as<float>() + state,
               .grad = args.grad.as<float>() + begin,
-              .weights = element(args.weights, weight),
+              .weights = address_of(args.weights, weight),
               .n = end - begin,
               .lr = args.lr,
               .momentum = args.momentum,
