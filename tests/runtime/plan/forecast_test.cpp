@@ -221,8 +221,8 @@ TEST_CASE(
     LayoutChoice layout;
     layout.micro_batch = 64;
     layout.tp = tp;
-    layout.recompute.mlp_activation = true;
-    const double seconds = layer_work(work, layout, cluster, software).again.memory_bound;
+    const PartsAgain parts = {.mlp_activation = true};
+    const double seconds = layer_work(work, layout, cluster, software, parts).again.memory_bound;
     const double bytes = software.elementwise * bytes_of(DType::bf16);
     return seconds / stream_time(cluster, 64.0 * 512 * bytes);
   };
