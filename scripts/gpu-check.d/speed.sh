@@ -5,7 +5,7 @@
 if [[ -z $small ]]; then
   models=(124m llama-8b 1.5b) more=(llama-8b-fp8 '--no-parts llama-8b-2k-fp8' '--no-parts llama-8b-2k')
   # With less kept for backward (recompute.mode: selective), for the bar of memory.
-  less=(1.5b-norm-act8 1.5b-norm-act llama-8b-norm-act 1.5b-norm-act-b21 llama-8b-norm-act-fp8) less_s=25
+  less=(1.5b-norm llama-8b-norm-fp8 1.5b-norm-act llama-8b-act 1.5b-norm-act-b21) less_s=25
 else
   models=(tiny tiny-llama) more=(tiny-fp8 '--no-parts tiny-llama-fp8')
   less=(tiny-norm-act1 tiny-llama-norm-act tiny-norm-act-b4) less_s=100
