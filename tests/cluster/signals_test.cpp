@@ -19,8 +19,8 @@ TEST_CASE_FIXTURE(Machines, "Ctrl-C TERM HUP and a closed terminal give the rank
 
 TEST_CASE_FIXTURE(Machines, "a second Ctrl-C does not wait for the grace") {
   Cluster cluster(2);
-  const std::string script =
-      cluster.script("deaf", "trap '' TERM\necho > ready-$RANK\nwhile :; do sleep 0.05; done\n");
+  const std::string script = cluster.script(
+      "deaf", "trap '' INT TERM\necho > ready-$RANK\nwhile :; do sleep 0.05; done\n");
   Terminal terminal;
   Command job = terminal.start(cluster, 0, {"--hosts", "m1,m2", "--grace", "600", "--", script});
   REQUIRE(wait_until([&] { return cluster.files("ready-").size() == 2; }));
