@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include <fmt/format.h>
@@ -12,6 +14,7 @@
 #include "common/error.h"
 #include "common/terminal.h"
 #include "runtime/metrics/format.h"
+#include "runtime/plan/least_recompute.h"
 
 namespace mtl {
 
@@ -70,6 +73,28 @@ std::string shares(const std::vector<Named>& parts, double total) {
   return words.empty() ? "nothing" : fmt::format("{}", fmt::join(words, ", "));
 }
 
+// As it is given to a command.
+std::string recompute_settings(const Recompute& recompute) {
+  if (recompute.full == Recompute::Full::none) {
+    return fmt::format("recompute.mode=selective 'recompute.modules={}'", modules_of(recompute));
+  }
+  return recompute.full == Recompute::Full::uniform
+             ? "recompute.mode=full"
+             : fmt::format("recompute.mode=full recompute.method=block recompute.layers={}",
+                           recompute.layers);
+}
+
+// What makes a layout fit that does not.
+std::string cure(const Workload& work, const Forecast& one, const Cluster& cluster) {
+  LayoutChoice layout = one.layout;
+  const std::optional<Recompute> least = least_recompute(work, layout, cluster);
+  if (!least) return "no recompute makes it fit: mtl plan --tune looks for another layout";
+  layout.recompute = *least;
+  const double more = forecast(work, layout, cluster).time.total / one.time.total - 1;
+  return fmt::format("{}: {:.1f} % {}", recompute_settings(*least), 100 * std::abs(more),
+                     more < 0 ? "faster" : "slower");
+}
+
 }  // namespace
 
 std::string forecast_text(const Workload& work, const Forecast& one, const Cluster& cluster,
@@ -113,6 +138,7 @@ std::string forecast_text(const Workload& work, const Forecast& one, const Clust
         fmt::format("; {} into {}", one.fits ? "fits" : "DOES NOT FIT", gb(usable_memory(cluster)));
   }
   line("memory", needs);
+  if (!one.fits) line("to fit", cure(work, one, cluster));
   const LinkForecast& links = one.links;
   const double all = links.tensor + links.context + links.expert + links.pipeline + links.data;
   if (all > 0) {

@@ -101,6 +101,32 @@ TEST_CASE("what no GPU of that type does is said beside its forecast") {
   CHECK(has(both.err, "--num_processes and --gpus both say"));
 }
 
+TEST_CASE("a layout that does not fit is told the least recompute that makes it fit") {
+  Shell shell;
+  write_7b(shell);
+  const auto plan = [&](std::vector<std::string> more) {
+    std::vector<std::string> args = {"plan", "--gpus", "8", "train.yaml", "parallel.tp=1"};
+    args.insert(args.end(), more.begin(), more.end());
+    const Outcome out = shell.mtl(args);
+    REQUIRE(out.code == 0);
+    return out.out;
+  };
+  const std::string large = plan({"train.micro_batch=2"});
+  CHECK(has(large, "DOES NOT FIT into"));
+  const std::string begin = "  to fit    recompute.mode=selective 'recompute.modules=";
+  const size_t at = large.find(begin);
+  REQUIRE(at != std::string::npos);
+  const size_t modules = at + begin.size();
+  CHECK(large.find(" % slower", modules) != std::string::npos);
+  // What it says is what does it.
+  const std::string cured =
+      plan({"train.micro_batch=2", "recompute.mode=selective",
+            "recompute.modules=" + large.substr(modules, large.find('\'', modules) - modules)});
+  CHECK_FALSE(has(cured, "DOES NOT FIT"));
+  CHECK_FALSE(has(cured, "to fit"));
+  CHECK(has(plan({"train.micro_batch=16"}), "no recompute makes it fit"));
+}
+
 TEST_CASE("a type of GPU that is not known names those that are") {
   Shell shell;
   write_7b(shell);
