@@ -88,11 +88,12 @@ std::string recompute_settings(const Recompute& recompute) {
 std::string cure(const Workload& work, const Forecast& one, const Cluster& cluster) {
   LayoutChoice layout = one.layout;
   const std::optional<Recompute> least = least_recompute(work, layout, cluster);
-  if (!least) return "no recompute makes it fit: mtl plan --tune looks for another layout";
+  const char* const others = "mtl plan --tune looks at other layouts";
+  if (!least) return fmt::format("no recompute makes it fit; {}", others);
   layout.recompute = *least;
   const double more = forecast(work, layout, cluster).time.total / one.time.total - 1;
-  return fmt::format("{}: {:.1f} % {}", recompute_settings(*least), 100 * std::abs(more),
-                     more < 0 ? "faster" : "slower");
+  return fmt::format("{}: {:.1f} % {}; {}", recompute_settings(*least), 100 * std::abs(more),
+                     more < 0 ? "faster" : "slower", others);
 }
 
 }  // namespace
