@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kBlock) swiglu_backward_kernel(GatedRows<T> a)
        row += warps) {
     const T* gate = a.x + row * 2 * a.width;
     const T* dy = a.dy + row * a.width;
-    T* y = a.y + row * a.width;
+    T* y = a.y != nullptr ? a.y + row * a.width : nullptr;
     T* dgate = a.dx + row * 2 * a.width;
     const int32_t index = kWeights ? a.index[row] : 0;
     const float weight = kWeights ? a.weights[index] : 1.0f;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kBlock) swiglu_backward_kernel(GatedRows<T> a)
         g.at[k] = d.at[k] * u.at[k] * (s.value + silu * s.rest);
         u.at[k] = d.at[k] * silu;
       }
-      if (a.y != nullptr) store(y + i, made);
+      if (y != nullptr) store(y + i, made);
       store(dgate + i, g);
       store(dgate + a.width + i, u);
       amax.take(g);
