@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "runtime/plan/master_type.h"
 #include "runtime/plan/shard_table.h"
 
 namespace mtl {
@@ -17,11 +18,9 @@ ZeroEstimate zero_estimate(int stage, double parameters, double gpus, DType comp
   estimate.weights = parameters * weights / (stage >= 3 ? gpus : 1);
   estimate.gradients = parameters * (mixed ? 2 : 4) / (stage >= 2 ? gpus : 1);
   estimate.optimizer = parameters * optimizer / (stage >= 1 ? gpus : 1);
-  // Of fp32 weights what those in bf16 lack (op_arguments.h).
-  const double there_already =
-      compute == DType::bf16 ? parameters * 2 / (stage >= 1 ? gpus : 1) : 0;
-  estimate.mtl = estimate.weights + parameters * 4 / (stage >= 2 ? gpus : 1) + estimate.optimizer -
-                 there_already;
+  const double moments = 8, master = static_cast<double>(master_bytes(compute));
+  estimate.mtl = estimate.weights + parameters * 4 / (stage >= 2 ? gpus : 1) +
+                 parameters * (moments + master) / (stage >= 1 ? gpus : 1);
   return estimate;
 }
 

@@ -1,6 +1,7 @@
 #include "runtime/plan/forecast.h"
 
 #include "runtime/plan/cost.h"
+#include "runtime/plan/master_type.h"
 #include "runtime/plan/stage_params.h"
 
 namespace mtl {
@@ -21,8 +22,8 @@ Software software_mtl() {
 }
 
 double master_bytes(const Software& software, DType compute) {
-  if (compute == DType::f32) return 0;
-  return compute == DType::bf16 && !software.whole_masters ? 2 : 4;
+  const auto bytes = static_cast<double>(master_bytes(compute));
+  return bytes > 0 && software.whole_masters ? bytes_of(DType::f32) : bytes;
 }
 
 double full_flops_per_token(const ModelShape& model, int64_t seq) {

@@ -86,11 +86,12 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
     }
   }
   // Adam: master and two moments read and written, gradient read, weight written; and the norm
-  // reads every gradient once more. SGD has one moment. A weight that is half of its master is
+  // reads every gradient once more. SGD has one moment. A weight that is a part of its master is
   // read.
   const double moments = work.optimizer == OptimizerKind::sgd ? 1 : 2;
   const double master = master_bytes(software, work.compute);
-  const double weight = master == 2 ? 2 * element : element;
+  const bool is_part = master > 0 && master < bytes_of(DType::f32);
+  const double weight = is_part ? 2 * element : element;
   const double state = shard_elements * 2 * (4 * moments + master);
   const double rest = shard_elements * (8 + weight) + (layout.zero < 2 ? params.sum() * 4 : 0);
   if (work.offload && !cluster.cpu) {

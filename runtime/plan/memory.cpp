@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "runtime/plan/master_type.h"
 #include "runtime/plan/memory_builder.h"
 
 namespace mtl {
@@ -106,10 +107,8 @@ MemoryPlan memory_plan(const ModelShape& shape, const ParamLayout& layout, const
     arena.count(from);
     from = begin(MemoryCategory::optimizer);
     arena.on_host = needs.offload;
-    // Of the masters what the weights are not themselves, or not a part of.
-    if (needs.compute != DType::f32) {
-      const DType master = needs.compute == DType::bf16 ? DType::u16 : DType::f32;
-      arena.add("master", master, {layout.shard_total()});
+    if (const auto master = master_type(needs.compute)) {
+      arena.add("master", *master, {layout.shard_total()});
     }
     if (needs.optimizer == OptimizerKind::sgd) {
       arena.add("momentum_buffer", DType::f32, {layout.shard_total()});

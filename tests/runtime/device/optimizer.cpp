@@ -61,6 +61,22 @@ class HeldMasters {
   DType type_;
 };
 
+// An update without gradient, and what has become of the masters.
+void update_by_nothing(Device& device, HeldMasters& masters) {
+  const int64_t n = masters.whole.size();
+  Held momentum(DType::f32, {n}), grad(DType::f32, {n});
+  const HeldPieces pieces(n);
+  const HeldFactor factor;
+  device.sgd({.pieces = pieces.view,
+              .master = masters.master(),
+              .momentum_buffer = momentum.view,
+              .grad = grad.view,
+              .weights = masters.copy(),
+              .factor = factor.view,
+              .lr = 0.1f});
+  masters.check_weights();
+}
+
 }  // namespace
 
 TEST_CASE("adamw follows the double-precision reference over ten steps") {
@@ -185,20 +201,10 @@ TEST_CASE("sgd follows the double-precision reference over ten steps") {
 TEST_CASE("f16 weights keep their subnormals though the optimizer flushes f32's") {
   for_each_device([](Device& device) {
     for (const int64_t offset : {0, 1}) {
-      Held momentum(DType::f32, {21}), grad(DType::f32, {21});
       HeldMasters masters(21, DType::f16, offset);
       for (int64_t i = 0; i < 21; ++i)
         masters.set(i, std::ldexp(i % 2 ? -1.75 : 1.25, -30 + int(i)));
-      const HeldPieces pieces(21);
-      const HeldFactor factor;
-      device.sgd({.pieces = pieces.view,
-                  .master = masters.master(),
-                  .momentum_buffer = momentum.view,
-                  .grad = grad.view,
-                  .weights = masters.copy(),
-                  .factor = factor.view,
-                  .lr = 0.1f});
-      masters.check_weights();
+      update_by_nothing(device, masters);
       CHECK(masters.weights[10] == 0x5p-22);  // 1.25 * 2^-20
     }
   });
@@ -214,20 +220,9 @@ TEST_CASE("masters in two halves are f32, every bit of them") {
     for (const int64_t offset : {0, 1}) {
       const auto n = static_cast<int64_t>(some.size());
       HeldMasters masters(n, DType::bf16, offset);
-      Held momentum(DType::f32, {n}), grad(DType::f32, {n});
       for (int64_t i = 0; i < n; ++i)
         masters.set(i, static_cast<double>(some[static_cast<size_t>(i)]));
-      const HeldPieces pieces(n);
-      const HeldFactor factor;
-      // An update by nothing; it counts subnormal masters as 0.
-      device.sgd({.pieces = pieces.view,
-                  .master = masters.master(),
-                  .momentum_buffer = momentum.view,
-                  .grad = grad.view,
-                  .weights = masters.copy(),
-                  .factor = factor.view,
-                  .lr = 0.1f});
-      masters.check_weights();
+      update_by_nothing(device, masters);  // it counts subnormal masters as 0
       for (int64_t i = 0; i < n; ++i) {
         const float was = some[static_cast<size_t>(i)], is = masters.whole.view.as<float>()[i];
         CAPTURE(was);
@@ -240,13 +235,7 @@ TEST_CASE("masters in two halves are f32, every bit of them") {
       CHECK(std::isinf(masters.weights[8]));
       // A number that is none is none in the weights.
       masters.set(2, NAN);
-      device.sgd({.pieces = pieces.view,
-                  .master = masters.master(),
-                  .momentum_buffer = momentum.view,
-                  .grad = grad.view,
-                  .weights = masters.copy(),
-                  .factor = factor.view,
-                  .lr = 0.1f});
+      update_by_nothing(device, masters);
       CHECK(std::isnan(masters.weights[2]));
     }
   });
