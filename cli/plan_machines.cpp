@@ -86,8 +86,8 @@ Cluster machines_given(const MachinesGiven& given, DType compute, int ranks) {
   Cluster cluster = type_given(given);
   if (given.nodes && given.gpus) {
     cluster.gpus_per_node = static_cast<int>(*given.gpus / *given.nodes);
-    cluster.nvlink_domain =
-        std::max(cluster.gpus_per_node, cluster.nvlink_domain > 8 ? cluster.nvlink_domain : 0);
+    cluster.near_domain =
+        std::max(cluster.gpus_per_node, cluster.near_domain > 8 ? cluster.near_domain : 0);
   }
   return cluster;
 }

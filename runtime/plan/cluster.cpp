@@ -20,6 +20,7 @@ struct Row {
   double memory, rate;  // GB and GB/s where they differ from the GPU's; 0 = the same
   double matmul, fp8, attention_forward, attention_backward;
   double watts_share;  // power limit against the data sheet's
+  double pcie_share;   // of its PCIe's rate that a ring reaches, where there is no NVLink
 };
 
 // Data sheets: multiprocessors of each model (V100: 2020-01; A100: 2021-06; H100: 2022-10; H200:
@@ -35,16 +36,34 @@ struct Row {
 // A100) and FlashAttention-3's paper (arXiv 2407.08608, FlashAttention-2 and cuDNN on H100)
 // measured for causal masks and heads of 128; fp8: half of the peak of such products, as cuBLASLt
 // reaches with scaled inputs.
+//
+// GPUs without NVLink reach each other over PCIe. A ring of eight was measured at 28 of 63 GB/s
+// where GeForce drivers send everything through the host's memory (RTX 5090: NVIDIA/nccl issue
+// 1639), and at 38 to 41 where GPUs read each other's (RTX PRO 6000: the measurements collected in
+// voipmonitor/rtx6kpro). Three more constants are calibrated on llmq's benchmarks of Qwen2.5: the
+// `matmul` of the RTX 4090 on 1.5B (it clocks higher than its data sheet says, and sums in f32 at
+// half the rate that its power would allow), `matmul` and `fp8` of the RTX PRO 6000 on 7B. The RTX
+// 5090 takes the RTX 4090's, and servers' GPUs, which their power limits, the H100's. Machines of
+// eight with a NIC of 100 Gb/s; with L40S of 400 Gb/s (Amazon's g6e.48xlarge; g5 and g6 have 100).
 constexpr Row kRows[] = {
-    {"v100", "V100 32 GB", "", 80, 8, 8, 6.25, 32, 900, 0.72, 0, 0.45, 0.35, 1},
-    {"a100-40g", "A100 40 GB", "a100-40gb", 108, 8, 8, 25, 0, 0, 0.80, 0, 0.60, 0.52, 1},
-    {"a100-80g", "A100 80 GB", "a100", 108, 8, 8, 25, 0, 0, 0.752, 0, 0.60, 0.52, 1},
-    {"h100-80g", "H100 80 GB", "h100", 132, 8, 8, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1},
+    {"v100", "V100 32 GB", "", 80, 8, 8, 6.25, 32, 900, 0.72, 0, 0.45, 0.35, 1, 0},
+    {"a100-40g", "A100 40 GB", "a100-40gb", 108, 8, 8, 25, 0, 0, 0.80, 0, 0.60, 0.52, 1, 0},
+    {"a100-80g", "A100 80 GB", "a100", 108, 8, 8, 25, 0, 0, 0.752, 0, 0.60, 0.52, 1, 0},
+    {"a10", "A10 24 GB", "a10", 72, 8, 8, 1.5625, 0, 0, 0.53, 0, 0.50, 0.42, 1, 0.60},
+    {"l4", "L4 24 GB", "l4", 58, 8, 8, 1.5625, 0, 0, 0.53, 0.50, 0.50, 0.42, 1, 0.60},
+    {"l40s", "L40S 48 GB", "l40s", 142, 8, 8, 6.25, 0, 0, 0.53, 0.50, 0.50, 0.42, 1, 0.60},
+    {"rtx4090", "RTX 4090 24 GB", "rtx4090", 128, 8, 8, 1.5625, 0, 0, 1.06, 1.06, 0.80, 0.70, 1,
+     0.44},
+    {"h100-80g", "H100 80 GB", "h100", 132, 8, 8, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1, 0},
     {"h100-96g-500w", "H100 96 GB (500 W)", "h100", 132, 8, 8, 50, 96, 2400, 0.53, 0.50, 0.50, 0.42,
-     500.0 / 700.0},
-    {"h200", "H200 141 GB", "h200", 132, 8, 8, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1},
-    {"b200", "B200 180 GB", "b200", 148, 8, 8, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1},
-    {"gb200", "GB200 186 GB", "b200", 148, 4, 72, 50, 186, 8000, 0.53, 0.50, 0.50, 0.42, 1},
+     500.0 / 700.0, 0},
+    {"h200", "H200 141 GB", "h200", 132, 8, 8, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1, 0},
+    {"b200", "B200 180 GB", "b200", 148, 8, 8, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1, 0},
+    {"gb200", "GB200 186 GB", "b200", 148, 4, 72, 50, 186, 8000, 0.53, 0.50, 0.50, 0.42, 1, 0},
+    {"rtx5090", "RTX 5090 32 GB", "rtx5090", 170, 8, 8, 1.5625, 0, 0, 1.06, 1.06, 0.80, 0.70, 1,
+     0.44},
+    {"rtx-pro-6000", "RTX PRO 6000 96 GB", "rtx-pro-6000", 188, 8, 8, 1.5625, 0, 0, 0.80, 0.74,
+     0.60, 0.50, 1, 0.60},
 };
 
 std::vector<Cluster> make_clusters() {
@@ -70,9 +89,13 @@ std::vector<Cluster> make_clusters() {
     if (row.rate > 0) one.gpu.memory_rate = row.rate * kGb;
     one.multiprocessors = row.multiprocessors;
     one.gpus_per_node = row.per_node;
-    one.nvlink_domain = row.domain;
-    one.nvlink_rate = one.gpu.nvlink_rate / 2;
-    one.nvlink_alpha = 3e-6;
+    one.near_domain = row.domain;
+    one.near_rate = one.gpu.nvlink_rate / 2;
+    one.near_alpha = 3e-6;
+    if (row.pcie_share > 0) {
+      one.near_rate = one.gpu.host_rate;
+      one.near_share = row.pcie_share;
+    }
     one.nic_rate = row.nic * kGb;
     one.nic_alpha = 8e-6;
     one.matmul_share = row.matmul;
@@ -122,11 +145,11 @@ Cluster cpu_cluster(double matmul_flops, double memory_rate, int ranks, double r
   one.gpu.bf16 = one.gpu.fp16 = one.gpu.fp32 = matmul_flops;
   one.gpu.memory_rate = memory_rate;
   one.gpu.memory_bytes = rank_bytes;
-  one.gpus_per_node = one.nvlink_domain = std::max(1, ranks);
+  one.gpus_per_node = one.near_domain = std::max(1, ranks);
   // Ranks of one machine write into each other's memory: every byte is read and written.
-  one.nvlink_rate = one.nic_rate = memory_rate / 2;
-  one.nvlink_alpha = one.nic_alpha = 2e-6;
-  one.matmul_share = one.memory_share = one.nvlink_share = one.nic_share = 1;
+  one.near_rate = one.nic_rate = memory_rate / 2;
+  one.near_alpha = one.nic_alpha = 2e-6;
+  one.matmul_share = one.memory_share = one.near_share = one.nic_share = 1;
   one.attention_forward = one.attention_backward = 0.3;
   one.kernel_s = 2e-6;
   one.overlap_cost = 1;  // whoever moves bytes does not compute
@@ -137,8 +160,8 @@ namespace {
 
 // Groups lie one behind the other, each over `ranks * stride` neighbours.
 bool all_near(const Cluster& cluster, int ranks, int stride, int world) {
-  if (world <= cluster.nvlink_domain) return true;
-  return cluster.nvlink_domain % (static_cast<int64_t>(ranks) * stride) == 0;
+  if (world <= cluster.near_domain) return true;
+  return cluster.near_domain % (static_cast<int64_t>(ranks) * stride) == 0;
 }
 
 // The fewest members of a group that are on one node: groups and nodes begin together at every
@@ -154,10 +177,10 @@ int fewest_on_node(const Cluster& cluster, int ranks, int stride) {
 GroupLink group_link(const Cluster& cluster, int ranks, int stride, int world) {
   GroupLink link;
   link.ranks = ranks;
-  const double fast = cluster.nvlink_rate * cluster.nvlink_share;
+  const double fast = cluster.near_rate * cluster.near_share;
   if (all_near(cluster, ranks, stride, world)) {
     link.rate = fast;
-    link.alpha = cluster.nvlink_alpha;
+    link.alpha = cluster.near_alpha;
     return link;
   }
   // Each rank of the group on a node brings its own NIC, and the rings use all of them.
@@ -193,14 +216,13 @@ double all_to_all_time(const Cluster& cluster, int ranks, int stride, int world,
   const int on_node = near ? ranks : fewest_on_node(cluster, ranks, stride);
   const double far = static_cast<double>(ranks - on_node) / ranks;
   const double by_nic = bytes * far / (cluster.nic_rate * cluster.nic_share);
-  const double by_nvlink =
-      bytes * (on_node - 1) / ranks / (cluster.nvlink_rate * cluster.nvlink_share);
-  return std::max(by_nic, by_nvlink) + (near ? cluster.nvlink_alpha : cluster.nic_alpha) * 2;
+  const double by_near = bytes * (on_node - 1) / ranks / (cluster.near_rate * cluster.near_share);
+  return std::max(by_nic, by_near) + (near ? cluster.near_alpha : cluster.nic_alpha) * 2;
 }
 
 double send_time(const Cluster& cluster, int ranks, int stride, int world, double bytes) {
   return all_near(cluster, ranks, stride, world)
-             ? bytes / (cluster.nvlink_rate * cluster.nvlink_share) + cluster.nvlink_alpha
+             ? bytes / (cluster.near_rate * cluster.near_share) + cluster.near_alpha
              : bytes / (cluster.nic_rate * cluster.nic_share) + cluster.nic_alpha;
 }
 

@@ -16,19 +16,20 @@ struct Cluster {
   GpuModel gpu;       // data sheet: peaks, memory and its rate
   bool cpu = false;   // ranks are threads of CPUs; gpu.fp32 and bf16 are measured rates
   int multiprocessors = 1;
-  int gpus_per_node = 8;    // and NICs: each GPU has its own share of them
-  int nvlink_domain = 8;    // ranks that the fast links connect; >= gpus_per_node for racks
-  double nvlink_rate = 0;   // bytes/s per GPU and direction
-  double nvlink_alpha = 0;  // s per step of a collective
-  double nic_rate = 0;      // bytes/s per GPU and direction
+  int gpus_per_node = 8;  // and NICs: each GPU has its own share of them
+  // The links of a node: NVLink, or PCIe where its GPUs have none.
+  int near_domain = 8;    // ranks that they connect; >= gpus_per_node for racks
+  double near_rate = 0;   // bytes/s per GPU and direction
+  double near_alpha = 0;  // s per step of a collective
+  double nic_rate = 0;    // bytes/s per GPU and direction
   double nic_alpha = 0;
   // What software gets out of it, as a share of the data sheet.
   double matmul_share = 0.7;  // large matrix products, sustained (clock under load)
   double fp8_share = 0.6;     // the same with fp8 inputs
   double attention_forward = 0.5, attention_backward = 0.4;  // fused kernels, of the bf16 peak
   double memory_share = 0.85;
-  double nvlink_share = 0.78, nic_share = 0.85;  // of a ring over large messages
-  double host_share = 0.8;  // of PCIe, in both directions at once; not measured
+  double near_share = 0.78, nic_share = 0.85;  // of a ring over large messages
+  double host_share = 0.8;                     // of PCIe, in both directions at once; not measured
   // Bytes/s that a node writes to where checkpoints lie: what a file system that many share often
   // gives; not measured.
   double file_rate = 1e9;

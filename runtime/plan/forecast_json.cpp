@@ -86,7 +86,8 @@ nlohmann::json to_json(const Cluster& cluster) {
           {"memory_bytes", cluster.gpu.memory_bytes},
           {"usable_bytes", std::isfinite(usable_memory(cluster)) ? usable_memory(cluster) : 0},
           {"memory_bytes_per_s", cluster.gpu.memory_rate},
-          {"nvlink_bytes_per_s", cluster.nvlink_rate},
+          {"near_bytes_per_s", cluster.near_rate},
+          {"nvlink_bytes_per_s", cluster.gpu.nvlink_rate / 2},
           {"nic_bytes_per_s", cluster.nic_rate},
           {"matmul_share", cluster.matmul_share}};
 }

@@ -39,7 +39,7 @@ double nccl_memory(const ModelShape& model, const LayoutChoice& layout, const Cl
     const bool far = over_network(ranks, stride);
     // Over the network trees beside the rings.
     const double of_channel = nccl_connection(far) * (far ? 2 : 1);
-    const bool adds_up = !far && ranks > 2 && cluster.nvlink_rate > 0;
+    const bool adds_up = !far && ranks > 2 && cluster.gpu.nvlink_rate > 0;
     return channels * (of_channel + (adds_up ? kSwitch * ranks : 0));
   };
   const auto exchange = [&](int ranks, int stride) {

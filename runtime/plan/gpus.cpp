@@ -19,9 +19,10 @@ struct GpuRow {
 
 // Sources: NVIDIA's data sheets of each model (A100 80GB: 2021-06; H100: 2022-10 and the table of
 // the H100 NVL; H200: 2024-11; DGX B200: 2024-03, an eighth; L40S: 2023-08; A10: 2021-04; L4:
-// 2023-03) and, for GeForce, the appendices of the Ada (2022-09) and RTX Blackwell (2025-01)
-// architecture papers. Figures "with sparsity" are halved. A data sheet gives bf16 and fp16 one
-// number. GeForce: with f32 sums, half of what its multiprocessors do with f16 sums.
+// 2023-03) and, for GeForce and RTX PRO, the appendices of the Ada (2022-09), RTX Blackwell
+// (2025-01) and RTX Blackwell PRO (2025-03) architecture papers. Figures "with sparsity" are
+// halved. A data sheet gives bf16 and fp16 one number. GeForce: with f32 sums, half of what its
+// multiprocessors do with f16 sums.
 constexpr GpuRow kGpuRows[] = {
     // name, alias, capability, GB, GB/s, NVLink GB/s, bf16, fp8, fp32
     {"NVIDIA A100-SXM4-40GB", "a100-40gb", 8, 0, 40, 1555, 600, 312, 0, 19.5},
@@ -39,6 +40,8 @@ constexpr GpuRow kGpuRows[] = {
     {"NVIDIA H200 NVL", "h200-nvl", 9, 0, 141, 4800, 900, 836, 1671, 60},
     {"NVIDIA B200", "b200", 10, 0, 180, 8000, 1800, 2250, 4500, 75},
     {"NVIDIA GeForce RTX 5090", "rtx5090", 12, 0, 32, 1792, 0, 209.5, 419, 104.8},
+    {"NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000", 12, 0, 96, 1792, 0, 503.8,
+     1007.6, 125},
 };
 
 // Of 16 lanes, 128 bits in 130: PCIe 5.0 (32 GT/s) from Hopper on, 4.0 before.

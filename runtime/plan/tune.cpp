@@ -57,7 +57,7 @@ class Search {
   double nearest_bytes = 1e300;
 
   void run() {
-    const int most_tp = std::min<int>(gpus_, 2 * std::min(cluster_.nvlink_domain, 8));
+    const int most_tp = std::min<int>(gpus_, 2 * std::min(cluster_.near_domain, 8));
     for (const int64_t tp : tensor_degrees(work_.model)) {
       if (tp > most_tp || gpus_ % tp != 0) continue;
       for (const int64_t pp : divisors(gpus_ / tp)) {
@@ -123,7 +123,7 @@ class Search {
   // One of all shards, or one on every node.
   std::vector<int> copy_choices(const LayoutChoice& layout) const {
     const int ranks = layout.world() / layout.pp;
-    const int node = std::max(cluster_.gpus_per_node, cluster_.nvlink_domain);
+    const int node = std::max(cluster_.gpus_per_node, cluster_.near_domain);
     const bool each = ranks > node && ranks % node == 0 && layout.dp % (ranks / node) == 0;
     if (!each || node <= layout.tp) return {1};
     return {1, ranks / node};

@@ -109,6 +109,7 @@ int main(int argc, char** argv) {
   const bool parts = argc > 1 && std::strcmp(argv[1], "parts") == 0;
   published(published_runs(), parts);
   published(held_out_runs(), parts);
+  published(workstation_runs(), parts);
   guide();
   speed();
   return 0;

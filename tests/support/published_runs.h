@@ -29,6 +29,8 @@ double predicted(const PublishedRun& run, const Forecast& forecast);
 // Runs that were looked at only after the model was fixed: bf16 and fp8 of Megatron-Bridge, llm.c
 // and llmq. No bar is set on them; they are printed beside the others.
 std::vector<PublishedRun> held_out_runs();
+// llmq's on GPUs that have no NVLink (published_workstations.cpp).
+std::vector<PublishedRun> workstation_runs();
 
 // Layouts that Megatron-LM's parallelism guide recommends.
 struct GuideRow {

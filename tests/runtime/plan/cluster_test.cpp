@@ -17,7 +17,7 @@ TEST_CASE("types of GPU are found by the names that people use") {
     CHECK(one->gpu.bf16 > 0);
     CHECK(one->gpu.memory_rate > 0);
     CHECK(one->gpu.host_rate > 0);
-    CHECK(one->nvlink_rate > one->nic_rate);
+    CHECK(one->near_rate > one->nic_rate);
   }
   CHECK(find_cluster("h100")->name == "h100-80g");
   CHECK(find_cluster("H100-80GB")->name == "h100-80g");
@@ -25,7 +25,22 @@ TEST_CASE("types of GPU are found by the names that people use") {
   CHECK(find_cluster("a100_40g")->gpu.memory_bytes == 40e9);
   CHECK(find_cluster("nvidia h200")->name == "h200");
   CHECK(find_cluster("h101") == nullptr);
-  CHECK(find_cluster("NVIDIA GeForce RTX 4090") == nullptr);  // of no machine in the table
+  CHECK(find_cluster("NVIDIA GeForce RTX 4090")->name == "rtx4090");
+  CHECK(find_cluster("NVIDIA H100 PCIe") == nullptr);  // of no machine in the table
+}
+
+TEST_CASE("GPUs without NVLink reach each other over PCIe") {
+  const Cluster& cards = *find_cluster("rtx4090");
+  CHECK(cards.gpu.nvlink_rate == 0);
+  const GroupLink near = group_link(cards, 4, 1, 8);
+  CHECK_FALSE(near.between_nodes);
+  CHECK(near.rate == doctest::Approx(31.5e9 * 0.44).epsilon(0.01));
+  // Those that read each other's memory are faster than those that go through the host's.
+  const Cluster& newer = *find_cluster("rtx-pro-6000");
+  CHECK(group_link(newer, 8, 1, 8).rate == doctest::Approx(38e9).epsilon(0.02));
+  CHECK(group_link(newer, 8, 1, 8).rate > 1.3 * group_link(*find_cluster("rtx5090"), 8, 1, 8).rate);
+  // The machine's one NIC is every GPU's.
+  CHECK(group_link(cards, 16, 1, 16).rate < near.rate);
 }
 
 TEST_CASE("a group within a node uses NVLink and one over nodes all NICs of its ranks") {

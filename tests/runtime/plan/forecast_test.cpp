@@ -54,6 +54,25 @@ TEST_CASE("published runs are foreseen within 15 percent and in their order") {
   CHECK(ordered * 20 >= pairs * 19);
 }
 
+TEST_CASE("runs on GPUs without NVLink are foreseen within 15 percent") {
+  int within = 0, rows = 0, calibrated = 0;
+  for (const PublishedRun& run : workstation_runs()) {
+    const Forecast plan =
+        forecast(run.work, run.layout, *find_cluster(run.gpu), run.software, true);
+    const double error = predicted(run, plan) / run.published - 1;
+    INFO(run.table, ", ", run.name);
+    CHECK(std::abs(error) < 0.2);
+    within += std::abs(error) <= 0.15 ? 1 : 0;
+    ++rows;
+    if (!run.calibrates) continue;
+    ++calibrated;
+    CHECK(std::abs(error) < 0.01);
+  }
+  CHECK(calibrated <= 3);
+  CHECK(rows >= 30);
+  CHECK(within * 10 >= rows * 8);
+}
+
 TEST_CASE("a step is the sum of its parts and more of anything costs time") {
   const Plan plan = plan_of(llama_like(), 8);
   Workload work = workload_of(plan);

@@ -345,6 +345,6 @@ TEST_CASE("where links between nodes are slow a copy of the shards on each of th
                    std::pair<std::string, std::string>("parallel.zero_ranks", "8")) == 1);
   // And looked at.
   const Tuning with = tune(work, 64, cluster, {.only_run_here = true});
-  cluster.gpus_per_node = cluster.nvlink_domain = 64;
+  cluster.gpus_per_node = cluster.near_domain = 64;
   CHECK(with.considered > tune(work, 64, cluster, {.only_run_here = true}).considered);
 }
