@@ -173,6 +173,9 @@ int show_plan(const Wanted& wanted, std::optional<int> world) {
     if (wanted.json) {
       json["machines"] = to_json(cluster);
       json["forecast"] = to_json(planned);
+      if (const std::optional<Forecast> theirs = forecast_at_scale(work, planned.layout, cluster)) {
+        json["forecast_at_scale"] = to_json(*theirs);
+      }
     } else {
       text += forecast_text(work, planned, cluster, columns);
     }

@@ -111,6 +111,11 @@ std::string forecast_text(const Workload& work, const Forecast& one, const Clust
                            compact_count(tokens), compact_count(one.tokens_per_s),
                            grouped(static_cast<int64_t>(one.tokens_per_s_gpu)),
                            cluster.cpu ? "rank" : "GPU", mfu_words(one)));
+  if (const std::optional<Forecast> theirs = forecast_at_scale(work, one.layout, cluster)) {
+    line("at scale", fmt::format("{}, MFU {:.1f} %, if kernels reach no more on many of these GPUs "
+                                 "than others report of theirs",
+                                 seconds_text(theirs->time.total), 100 * theirs->mfu));
+  }
   line("computes", shares({{"matrix products", time.matmul},
                            {"attention", time.attention},
                            {"element-wise", time.memory_bound},

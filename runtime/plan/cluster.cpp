@@ -29,13 +29,12 @@ struct Row {
 // x 400 Gb/s, GB200 400 Gb/s per GPU. h100-96g-500w is the Grand Teton of torchtitan's tables:
 // HBM2e, 2.4 TB/s, 500 of 700 W.
 //
-// `matmul` of the A100 and of the H100 are THE TWO CONSTANTS that are calibrated, each on one
-// published row (docs/benchmarks/planner.md): the A100's on the 175 B row with selective recompute
-// of arXiv 2205.05198, the H100's on the 177 B row of Megatron-Core's table. Later generations take
-// the H100's. The shares of attention kernels are those that FlashAttention-2 (arXiv 2307.08691,
-// A100) and FlashAttention-3's paper (arXiv 2407.08608, FlashAttention-2 and cuDNN on H100)
-// measured for causal masks and heads of 128; fp8: half of the peak of such products, as cuBLASLt
-// reaches with scaled inputs.
+// The H100's shares are those of this program on an H200, the same GPU with other memory, as far as
+// its power limit is concerned: `matmul` and `fp8` calibrated on one step each, of Llama 3 8B's
+// layers with sequences of 2048, attention as measured alone (docs/benchmarks/gpu-h200.md). Later
+// generations take them. The A100's `matmul` is calibrated on a published row (docs/benchmarks/
+// planner.md), 530 B with selective recompute of arXiv 2205.05198, its attention is that of
+// FlashAttention-2 (arXiv 2307.08691) for causal masks and heads of 128.
 //
 // GPUs without NVLink reach each other over PCIe. A ring of eight was measured at 28 of 63 GB/s
 // where GeForce drivers send everything through the host's memory (RTX 5090: NVIDIA/nccl issue
@@ -43,8 +42,9 @@ struct Row {
 // voipmonitor/rtx6kpro). Three more constants are calibrated on llmq's benchmarks of Qwen2.5: the
 // `matmul` of the RTX 4090 on 1.5B (it clocks higher than its data sheet says, and sums in f32 at
 // half the rate that its power would allow), `matmul` and `fp8` of the RTX PRO 6000 on 7B. The RTX
-// 5090 takes the RTX 4090's, and servers' GPUs, which their power limits, the H100's. Machines of
-// eight with a NIC of 100 Gb/s; with L40S of 400 Gb/s (Amazon's g6e.48xlarge; g5 and g6 have 100).
+// 5090 takes the RTX 4090's, and servers' GPUs, which their power limits, what Megatron-Core
+// reaches on H100s. Machines of eight with a NIC of 100 Gb/s; with L40S of 400 Gb/s (Amazon's
+// g6e.48xlarge; g5 and g6 have 100).
 constexpr Row kRows[] = {
     {"v100", "V100 32 GB", "", 80, 8, 8, 6.25, 32, 900, 0.72, 0, 0.45, 0.35, 1, 0},
     {"a100-40g", "A100 40 GB", "a100-40gb", 108, 8, 8, 25, 0, 0, 0.80, 0, 0.60, 0.52, 1, 0},
@@ -54,17 +54,22 @@ constexpr Row kRows[] = {
     {"l40s", "L40S 48 GB", "l40s", 142, 8, 8, 6.25, 0, 0, 0.53, 0.50, 0.50, 0.42, 1, 0.60},
     {"rtx4090", "RTX 4090 24 GB", "rtx4090", 128, 8, 8, 1.5625, 0, 0, 1.06, 1.06, 0.80, 0.70, 1,
      0.44},
-    {"h100-80g", "H100 80 GB", "h100", 132, 8, 8, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1, 0},
-    {"h100-96g-500w", "H100 96 GB (500 W)", "h100", 132, 8, 8, 50, 96, 2400, 0.53, 0.50, 0.50, 0.42,
-     500.0 / 700.0, 0},
-    {"h200", "H200 141 GB", "h200", 132, 8, 8, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1, 0},
-    {"b200", "B200 180 GB", "b200", 148, 8, 8, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1, 0},
-    {"gb200", "GB200 186 GB", "b200", 148, 4, 72, 50, 186, 8000, 0.53, 0.50, 0.50, 0.42, 1, 0},
+    {"h100-80g", "H100 80 GB", "h100", 132, 8, 8, 50, 0, 0, 0.705, 0.66, 0.60, 0.40, 1, 0},
+    {"h100-96g-500w", "H100 96 GB (500 W)", "h100", 132, 8, 8, 50, 96, 2400, 0.705, 0.66, 0.60,
+     0.40, 500.0 / 700.0, 0},
+    {"h200", "H200 141 GB", "h200", 132, 8, 8, 50, 0, 0, 0.705, 0.66, 0.60, 0.40, 1, 0},
+    {"b200", "B200 180 GB", "b200", 148, 8, 8, 50, 0, 0, 0.705, 0.66, 0.60, 0.40, 1, 0},
+    {"gb200", "GB200 186 GB", "b200", 148, 4, 72, 50, 186, 8000, 0.705, 0.66, 0.60, 0.40, 1, 0},
     {"rtx5090", "RTX 5090 32 GB", "rtx5090", 170, 8, 8, 1.5625, 0, 0, 1.06, 1.06, 0.80, 0.70, 1,
      0.44},
     {"rtx-pro-6000", "RTX PRO 6000 96 GB", "rtx-pro-6000", 188, 8, 8, 1.5625, 0, 0, 0.80, 0.74,
      0.60, 0.50, 1, 0.60},
 };
+
+// Of an H100: `matmul` calibrated on the 177 B row of Megatron-Core's table; attention as measured
+// by FlashAttention-3's paper (arXiv 2407.08608) of FlashAttention-2 and cuDNN for causal masks and
+// heads of 128; fp8: half of the peak, as cuBLASLt reaches with scaled inputs.
+constexpr KernelShares kOthersOnH100 = {0.53, 0.50, 0.50, 0.42};
 
 std::vector<Cluster> make_clusters() {
   std::vector<Cluster> all;
@@ -102,6 +107,7 @@ std::vector<Cluster> make_clusters() {
     one.fp8_share = row.fp8;
     one.attention_forward = row.attention_forward;
     one.attention_backward = row.attention_backward;
+    if (one.gpu.major >= 9 && one.gpu.nvlink_rate > 0) one.others = kOthersOnH100;
     // Power is about f V^2 and V about f: the clock goes with the cube root.
     one.clock = std::cbrt(row.watts_share);
     all.push_back(one);
@@ -134,6 +140,16 @@ const Cluster* find_cluster(std::string_view name) {
     if (one.gpu.name == gpu->name) return &one;
   }
   return nullptr;
+}
+
+Cluster with_kernels_of_others(const Cluster& cluster) {
+  Cluster same = cluster;
+  if (!cluster.others) return same;
+  same.matmul_share = cluster.others->matmul;
+  same.fp8_share = cluster.others->fp8;
+  same.attention_forward = cluster.others->attention_forward;
+  same.attention_backward = cluster.others->attention_backward;
+  return same;
 }
 
 Cluster cpu_cluster(double matmul_flops, double memory_rate, int ranks, double rank_bytes) {

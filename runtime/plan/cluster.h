@@ -2,6 +2,7 @@
 // reach each other within a node and between nodes. What plans and simulations of runs are made of.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,6 +10,12 @@
 #include "runtime/plan/gpus.h"
 
 namespace mtl {
+
+// What kernels reach, as shares of the data sheet's peaks.
+struct KernelShares {
+  double matmul, fp8;                            // large products
+  double attention_forward, attention_backward;  // of the bf16 peak
+};
 
 struct Cluster {
   std::string name;   // "h100-80g"
@@ -37,7 +44,11 @@ struct Cluster {
   // The share of its multiprocessors that a collective takes from what computes beside it.
   double overlap_cost = 0.12;
   double clock = 1;  // against the data sheet: a lower power limit
+  // What others report of their kernels, in runs on many of these GPUs.
+  std::optional<KernelShares> others;
 };
+// The machines as others use them; where nothing is known of that, as they are.
+Cluster with_kernels_of_others(const Cluster& cluster);
 
 // The types that --gpu-type knows, in the order of their age.
 std::vector<std::string> cluster_types();

@@ -183,4 +183,10 @@ Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluste
   return result;
 }
 
+std::optional<Forecast> forecast_at_scale(const Workload& work, const LayoutChoice& layout,
+                                          const Cluster& cluster) {
+  if (!cluster.others || layout.world() <= cluster.near_domain) return std::nullopt;
+  return forecast(work, layout, with_kernels_of_others(cluster), software_mtl(), true);
+}
+
 }  // namespace mtl

@@ -214,6 +214,10 @@ BesideSeconds beside_seconds(const Workload& work, const LayoutChoice& layout,
 // The layout must be possible.
 Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                   const Software& software = software_mtl(), bool simulate_schedule = false);
+// The same of this program with the kernels that others report of runs on many such GPUs
+// (Cluster::others), where the layout is on several nodes.
+std::optional<Forecast> forecast_at_scale(const Workload& work, const LayoutChoice& layout,
+                                          const Cluster& cluster);
 
 // FLOPs of a token, attention counted whole, and with what is done again.
 double full_flops_per_token(const ModelShape& model, int64_t seq);

@@ -25,8 +25,7 @@ void published(const std::vector<PublishedRun>& runs, bool parts) {
   double sum = 0;
   std::string table;
   for (const PublishedRun& run : runs) {
-    const Forecast plan =
-        forecast(run.work, run.layout, *find_cluster(run.gpu), run.software, true);
+    const Forecast plan = forecast(run.work, run.layout, cluster_of(run), run.software, true);
     const double model = predicted(run, plan), error = model / run.published - 1;
     ++rows;
     sum += std::abs(error);
@@ -110,6 +109,7 @@ int main(int argc, char** argv) {
   published(published_runs(), parts);
   published(held_out_runs(), parts);
   published(workstation_runs(), parts);
+  published(own_runs(), parts);
   guide();
   speed();
   return 0;

@@ -47,6 +47,15 @@ TEST_CASE("a plan for GPUs that are not there says step time and days") {
     CAPTURE(part);
     CHECK(has(text.out, part));
   }
+  // What others report of many such GPUs is beside it, where there are many.
+  CHECK(has(text.out, "\n  at scale "));
+  const Outcome few = shell.mtl({"plan", "--gpus", "8", "--gpu-type", "h200", "train.yaml"});
+  CHECK(has(few.out, "\nforecast on 8 x H200 141 GB (1 node)\n  step "));
+  CHECK_FALSE(has(few.out, "\n  at scale "));
+  const json both = json::parse(
+      shell.mtl({"plan", "--json", "--gpus", "64", "--gpu-type", "h200", "train.yaml"}).out);
+  CHECK(both.at("forecast_at_scale").at("step_s").at("total").get<double>() >
+        1.1 * both.at("forecast").at("step_s").at("total").get<double>());
   const Outcome out = shell.mtl(
       {"plan", "--json", "--nodes", "8", "--gpu-type", "a100-80g", "--simulate", "train.yaml"});
   REQUIRE(out.code == 0);

@@ -64,7 +64,7 @@ Software torchtitan(bool compiled) {
 
 // The fastest of the micro-batches and virtual stages that the source leaves open.
 void choose(PublishedRun& run, bool micro_batch) {
-  const Cluster& cluster = *find_cluster(run.gpu);
+  const Cluster cluster = cluster_of(run);
   double best = 0;
   LayoutChoice chosen = run.layout;
   for (const int64_t mb : {1, 2, 4, 8}) {
@@ -108,6 +108,7 @@ void megatron_core(std::vector<PublishedRun>& runs) {
     run.table = "Megatron-Core, H100";
     run.name = row.name;
     run.gpu = "h100-80g";
+    run.their_kernels = true;
     run.software = megatron(2024);
     run.work.model = gpt(row.layers, row.hidden, row.heads, 131072, 4096);
     run.work.model.tie_embeddings = false;
@@ -223,6 +224,7 @@ void torchtitan_rows(std::vector<PublishedRun>& runs) {
     run.table = "torchtitan, H100 500 W";
     run.name = name;
     run.gpu = "h100-96g-500w";
+    run.their_kernels = true;
     run.software = torchtitan(compiled);
     run.work.model = model;
     run.work.seq = 8192;
@@ -291,6 +293,7 @@ void llama3(std::vector<PublishedRun>& runs) {
     run.table = "Llama 3 405B, H100";
     run.name = dp == 64 ? "8 192 GPUs" : "16 384 GPUs";
     run.gpu = "h100-80g";
+    run.their_kernels = true;
     run.work.model = llama(126, 16384, 128, 53248, 8192);
     run.work.seq = 8192;
     run.work.global_batch = 2048;
@@ -318,6 +321,11 @@ std::vector<PublishedRun> published_runs() {
   return runs;
 }
 
+Cluster cluster_of(const PublishedRun& run) {
+  const Cluster& cluster = *find_cluster(run.gpu);
+  return run.their_kernels ? with_kernels_of_others(cluster) : cluster;
+}
+
 double predicted(const PublishedRun& run, const Forecast& forecast) {
   switch (run.measure) {
     case Measure::mfu_full:
@@ -338,6 +346,7 @@ std::vector<PublishedRun> held_out_runs() {
     run.table = "not looked at before";
     run.name = name;
     run.gpu = gpu;
+    run.their_kernels = true;
     run.software = megatron(2024);
     run.work.model = model;
     run.work.seq = seq;
@@ -376,6 +385,7 @@ std::vector<PublishedRun> held_out_runs() {
   add("GPT-2 1558M, 8 H100 (llm.c)", "h100-80g", gpt(48, 1600, 25, 50304, 1024), 1024, 1024, 46800,
       data);
   runs.back().software = software_mtl();
+  runs.back().their_kernels = false;
   ModelShape qwen = llama(28, 3584, 28, 18944, 1024);
   qwen.kv_heads = 4;
   qwen.vocab = qwen.padded_vocab = 152064;
@@ -383,6 +393,7 @@ std::vector<PublishedRun> held_out_runs() {
   one.micro_batch = 16;
   add("Qwen2.5 7B, 1 H100 (llmq)", "h100-80g", qwen, 1024, 512, 13850, one);
   runs.back().software = software_mtl();
+  runs.back().their_kernels = false;
   return runs;
 }
 

@@ -20,7 +20,10 @@ struct PublishedRun {
   double published = 0;  // share, or tokens/s
   double gib = 0;        // memory; 0 = not given
   bool calibrates = false;
+  bool their_kernels = false;  // Cluster::others
 };
+// The machines of a run.
+Cluster cluster_of(const PublishedRun& run);
 
 // Micro-batch and virtual stages are the fastest that fit where a source does not give them.
 std::vector<PublishedRun> published_runs();
@@ -31,6 +34,8 @@ double predicted(const PublishedRun& run, const Forecast& forecast);
 std::vector<PublishedRun> held_out_runs();
 // llmq's on GPUs that have no NVLink (published_workstations.cpp).
 std::vector<PublishedRun> workstation_runs();
+// Of this program on one H200 (own_runs.cpp; docs/benchmarks/gpu-h200.md).
+std::vector<PublishedRun> own_runs();
 
 // Layouts that Megatron-LM's parallelism guide recommends.
 struct GuideRow {

@@ -24,7 +24,7 @@ PublishedRun llama_16k() {
 
 TEST_CASE("a step of 16384 GPUs takes what is foreseen") {
   const PublishedRun run = llama_16k();
-  const Cluster& cluster = *find_cluster(run.gpu);
+  const Cluster cluster = cluster_of(run);
   const ClusterStep step = simulate_cluster(run.work, run.layout, cluster);
   CHECK(step.gpus == 16384);
   CHECK(step.replicas == 128);
@@ -39,7 +39,7 @@ TEST_CASE("a step of 16384 GPUs takes what is foreseen") {
 
 TEST_CASE("one slow rank slows the step and jitter more so") {
   const PublishedRun run = llama_16k();
-  const Cluster& cluster = *find_cluster(run.gpu);
+  const Cluster cluster = cluster_of(run);
   const ClusterStep even = simulate_cluster(run.work, run.layout, cluster);
   Stragglers one;
   // tp 3, replica 5, stage 7.
@@ -95,7 +95,7 @@ TEST_CASE("ranks of expert parallelism are as slow as the slowest of them") {
 
 TEST_CASE("sends that wait make a pipeline slower") {
   PublishedRun run = llama_16k();
-  const Cluster& cluster = *find_cluster(run.gpu);
+  const Cluster cluster = cluster_of(run);
   const double overlapped = simulate_cluster(run.work, run.layout, cluster).seconds;
   run.layout.overlap_send = false;
   CHECK(simulate_cluster(run.work, run.layout, cluster).seconds > overlapped);

@@ -1,0 +1,76 @@
+// Steps of this program on one H200, as gpu-check measured them (docs/benchmarks/gpu-h200.md): four
+// micro-batches and an update; Llama 3 8B with 15 of its layers.
+#include <array>
+
+#include "support/published_runs.h"
+
+namespace mtl::test {
+
+namespace {
+
+ModelShape gpt2(int64_t layers, int64_t hidden, int64_t heads) {
+  ModelShape model;
+  model.layers = layers;
+  model.hidden = hidden;
+  model.heads = model.kv_heads = heads;
+  model.head_dim = hidden / heads;
+  model.ffn = 4 * hidden;
+  model.vocab = 50257;
+  model.padded_vocab = 50304;
+  model.max_seq = 1024;
+  return model;
+}
+
+ModelShape llama3() {
+  ModelShape model = gpt2(15, 4096, 32);
+  model.kv_heads = 8;
+  model.ffn = 14336;
+  model.vocab = model.padded_vocab = 128256;
+  model.max_seq = 8192;
+  model.norm = NormType::rmsnorm;
+  model.activation = Activation::swiglu;
+  model.position = PositionType::rope;
+  model.bias = model.qkv_bias = model.tie_embeddings = false;
+  return model;
+}
+
+}  // namespace
+
+std::vector<PublishedRun> own_runs() {
+  struct Row {
+    const char* name;
+    ModelShape model;
+    int64_t seq, micro_batch;
+    bool float8;
+    double tokens_per_s;
+    bool calibrates = false;
+  };
+  const std::array rows = {
+      Row{"GPT-2 124M", gpt2(12, 768, 12), 1024, 32, false, 592'467},
+      Row{"GPT-2 1.5B", gpt2(48, 1600, 25), 1024, 16, false, 55'244},
+      Row{"Llama 3 8B's, 8192 tokens", llama3(), 8192, 2, false, 22'720},
+      Row{"Llama 3 8B's, 2048 tokens", llama3(), 2048, 8, false, 26'080, true},
+      Row{"Llama 3 8B's, 8192 tokens, fp8", llama3(), 8192, 2, true, 31'245},
+      Row{"Llama 3 8B's, 2048 tokens, fp8", llama3(), 2048, 8, true, 38'135, true},
+  };
+  std::vector<PublishedRun> runs;
+  for (const Row& row : rows) {
+    PublishedRun run;
+    run.table = "mtl, one H200";
+    run.name = row.name;
+    run.gpu = "h200";
+    run.software = software_mtl();
+    run.work.model = row.model;
+    run.work.seq = row.seq;
+    run.work.global_batch = 4 * row.micro_batch;
+    run.layout.micro_batch = row.micro_batch;
+    run.layout.float8.on = row.float8;
+    run.measure = PublishedRun::Measure::tokens_per_s_gpu;
+    run.published = row.tokens_per_s;
+    run.calibrates = row.calibrates;
+    runs.push_back(run);
+  }
+  return runs;
+}
+
+}  // namespace mtl::test
