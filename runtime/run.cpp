@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "runtime/find_run.h"
@@ -71,7 +72,18 @@ void check_unevaluated(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   const bool every = resolved.spec.train.eval.every > 0 &&
                      resolved.spec.train.eval.generate.prompts.empty() &&
                      resolved.origin_of("train.eval.every") != Origin::built_in;
-  if (!best && !every) return;
+  if (!best && !every) {
+    const std::vector<double>& split = resolved.spec.data.split;
+    if (split.size() < 2 || split[1] == 0) return;
+    diagnostics.add({.code = "data.no_validation",
+                     .what = fmt::format("data.split [{}] leaves no sequence to evaluate on",
+                                         fmt::join(split, ", ")),
+                     .place = resolved.place_of("data.split"),
+                     .help = "give data.valid, or more documents (of a corpus the split is over "
+                             "these), or data.split=[1]: nothing is evaluated",
+                     .severity = Diagnostic::Severity::warning});
+    return;
+  }
   const char* const key = best ? "checkpoint.keep_best.k" : "train.eval.every";
   diagnostics.add(
       {.code = "data.no_validation",

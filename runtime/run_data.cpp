@@ -66,9 +66,21 @@ class Loader {
       add(source, own_valid ? std::vector<double>{1} : data.split, false, train.size() == 1);
     }
     place_ = resolved_.place_of("data.valid");
-    for (const auto& source : valid) add(source, {1}, true, false);
+    bool weighted = false;
+    const auto add_valid = [&](const TrainSpec::Data::Source& source, const std::string& set) {
+      add(source, {1}, true, false, set);
+      weighted |= source.weight > 0;
+    };
+    for (const auto& source : valid) add_valid(source, "");
     for (const auto& set : data.valid_sets) {
-      for (const auto& source : set.second) add(source, {1}, true, false, set.first);
+      for (const auto& source : set.second) add_valid(source, set.first);
+    }
+    if (weighted) {
+      diagnostics_.add({.code = "config.no_effect",
+                        .what = "weights in data.valid have no effect: all of it is evaluated on",
+                        .place = place_,
+                        .help = "leave them out; sets with names have a loss each",
+                        .severity = Diagnostic::Severity::warning});
     }
     if (failed_ || !check_eod()) return {};
     run_.tokenizer = tokenizer_;
@@ -99,6 +111,14 @@ class Loader {
     }
   }
 
+  [[noreturn]] static void refuse_ids(const std::string& path, const std::string& what,
+                                      const std::string& help) {
+    throw Error(Exit::data,
+                {.code = "data.not_ids",
+                 .what = fmt::format("'{}' names {}", path, what),
+                 .help = help + "; data.format=nanogpt or llmc says that they are ids"});
+  }
+
   std::string format_of(const std::string& path) const {
     if (spec_.data.format != "auto") return spec_.data.format;
     if (is_indexed_dataset(path)) return "megatron";
@@ -107,7 +127,20 @@ class Loader {
         fs::is_directory(path, ignored) ||
         (!fs::exists(path, ignored) && path.find_first_of("*?[") != std::string::npos);
     if (!several && fs::path(path).extension() != ".bin") return "text";
-    return token_file_format(shards_of(path).front()) == TokenFileFormat::llmc ? "llmc" : "nanogpt";
+    const std::vector<fs::path> shards = shards_of(path);
+    // Any bytes can be read as ids, and most of them lie in a large vocabulary.
+    for (const fs::path& shard : shards) {
+      if (shard.extension() != ".bin") {
+        refuse_ids(
+            path, shard.string() + ", and several files are read as token ids (*.bin)",
+            fmt::format("make a corpus of several texts: mtl data tokenize -o corpus '{}'", path));
+      } else if (is_indexed_dataset(shard)) {
+        refuse_ids(
+            path, shard.string() + ", which belongs to a corpus (*.idx beside it)",
+            fmt::format("name the corpora themselves: [{}, ...]", indexed_prefix(shard).string()));
+      }
+    }
+    return token_file_format(shards.front()) == TokenFileFormat::llmc ? "llmc" : "nanogpt";
   }
 
   bool choose_tokenizer(const Sources& train) {
@@ -207,10 +240,10 @@ class Loader {
                          spec_.train.seq_len + 1),
              "use a shorter train.seq_len, more data, or another data.split");
       }
-      if (!set.empty() && (!source.valid || source.valid->tokens() <= spec_.train.seq_len)) {
+      if (whole && (!source.valid || source.valid->tokens() <= spec_.train.seq_len)) {
         fail("data.too_short",
-             fmt::format("'{}' of data.valid.{} has no sequence of train.seq_len {} to evaluate on",
-                         source.path, set, spec_.train.seq_len),
+             fmt::format("'{}' of data.valid{} has no sequence of train.seq_len {} to evaluate on",
+                         source.path, set.empty() ? set : '.' + set, spec_.train.seq_len),
              "use more data, or leave it out");
       }
       run_.sources.push_back(std::move(source));

@@ -220,7 +220,8 @@ std::vector<fs::path> shards_of(const std::string& path) {
   std::sort(shards.begin(), shards.end());
   if (shards.empty()) {
     fail_data("data.missing", fmt::format("'{}' names no *.bin file", path),
-              "give a file, a folder with *.bin files, or a pattern that names some");
+              "give a file, a folder with *.bin files, or a pattern that names some; of several "
+              "texts a corpus is made first: mtl data tokenize");
   }
   return shards;
 }

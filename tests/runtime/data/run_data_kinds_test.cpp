@@ -69,6 +69,29 @@ TEST_CASE("run data: what is no plain text is not trained on as one, unless data
   CHECK(why_not(valid).starts_with("data.not_text: "));
 }
 
+TEST_CASE("run data: a pattern of texts is not read as token ids") {
+  const test::TempDir dir;
+  // As ids of two bytes these texts lie in GPT-2's vocabulary.
+  dir.file("1.txt", std::string(4000, 'x'));
+  dir.file("2.txt", std::string(4000, 'y'));
+  dir.file("3.bin", std::string(4000, 'y'));
+  ResolvedSpec resolved = trains_on((dir / "*.txt").string());
+  resolved.spec.data.vocab = 50257;
+  CHECK(why_not(resolved).starts_with("data.not_ids: '" + (dir / "*.txt").string() + "' names " +
+                                      (dir / "1.txt").string()));
+  resolved.spec.data.train = (dir / "*").string();
+  CHECK(why_not(resolved).starts_with("data.not_ids: "));
+  resolved.spec.data.train = (dir / "*.bin").string();
+  CHECK(why_not(resolved).empty());
+  resolved.spec.data.train = dir.path().string();
+  CHECK(why_not(resolved).empty());
+  dir.file("3.idx", "");
+  CHECK(contains(why_not(resolved), "3.bin, which belongs to a corpus"));
+  resolved.spec.data.train = (dir / "*.txt").string();
+  resolved.spec.data.format = "nanogpt";
+  CHECK(why_not(resolved).empty());
+}
+
 TEST_CASE("run data: a corpus of another tokenizer is refused, of another file of the same not") {
   const test::TempDir dir;
   std::ofstream(dir.path() / "text.txt") << "words " + std::string(3000, 'x');

@@ -4,6 +4,7 @@
 
 #include <fstream>
 #include <numeric>
+#include <sstream>
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
@@ -132,6 +133,26 @@ TEST_CASE("run data: validation of its own leaves all of data.train to train on"
   const RunData none = load(resolved, 10);
   CHECK(none.train_tokens == own.train_tokens);
   CHECK(none.valid->size() == 0);
+  // What is named is evaluated on, or said not to be.
+  write_corpus(dir.path() / "short", 3, 0);
+  for (const char* valid : {"short", "b short"}) {
+    std::string paths;
+    std::istringstream names(valid);
+    for (std::string name; names >> name;) paths += (dir.path() / name).string() + " ";
+    paths.pop_back();
+    resolved.spec.data.valid = paths;
+    resolved.spec.train.seq_len = 40;
+    const std::string said = refusal(resolved);
+    CAPTURE(said);
+    CHECK(said.find("short' of data.valid has no sequence of train.seq_len 40") !=
+          std::string::npos);
+  }
+  resolved.spec.data.valid.clear();
+  resolved.spec.data.valid_list = {{(dir.path() / "b").string(), 0.5}};
+  Diagnostics diagnostics;
+  load_run_data(resolved, diagnostics);
+  REQUIRE(diagnostics.all().size() == 1);
+  CHECK(diagnostics.all().front().code == "config.no_effect");
 }
 
 TEST_CASE("run data: a cache is used and made again when it is damaged") {
@@ -165,6 +186,27 @@ TEST_CASE("run data: a cache is used and made again when it is damaged") {
   fs::resize_file(file, 3);
   CHECK(inputs_of(*load(resolved, 500).train, 0, 500, 16) == want);
   CHECK(files().size() == 1);
+}
+
+TEST_CASE("run data: another split of a text is no other text") {
+  const TempDir dir;
+  ResolvedSpec resolved = spec_of(dir.file("a.txt", std::string(4000, 'x')));
+  resolved.spec.data.vocab = 0;
+  const nlohmann::json before = load(resolved, 10).identity();
+  const auto keys = [&] {
+    std::string all;
+    for (const DataDifference& one : data_differences(load(resolved, 10).identity(), before)) {
+      all += one.key + " ";
+    }
+    return all;
+  };
+  resolved.spec.data.split = {80, 20};
+  CHECK(keys() == "data.split ");
+  dir.file("a.txt", std::string(4001, 'x'));
+  CHECK(keys() == "data.train data.split ");
+  resolved.spec.data.split = {90, 10};
+  dir.file("a.txt", std::string(4000, 'y'));
+  CHECK(keys() == "data.train ");
 }
 
 TEST_CASE("run data: what is refused") {
