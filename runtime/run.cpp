@@ -1,12 +1,15 @@
 #include "runtime/run.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/step_dirs.h"
 #include "runtime/find_run.h"
 #include "runtime/interchange/init_from.h"
 #include "runtime/metrics/format.h"
@@ -40,19 +43,50 @@ bool values_are_sound(const ResolvedSpec& resolved, const Diagnostics& diagnosti
          });
 }
 
-// What init.from names is the model that the run trains.
-void check_initial_weights(const ResolvedSpec& resolved, const ModelShape& model,
-                           Diagnostics& diagnostics) {
+// Of what is trained on, from the beginning of each source.
+std::vector<int32_t> first_tokens(const RunData& data) {
+  constexpr int64_t kEnough = int64_t{1} << 16;
+  std::vector<int32_t> all;
+  for (const RunData::Source& source : data.sources) {
+    int64_t left = source.train ? kEnough : 0;
+    for (int64_t document = 0; left > 0 && document < source.train->count(); ++document) {
+      const int64_t count = std::min(left, source.train->length(document));
+      all.resize(all.size() + static_cast<size_t>(count));
+      source.train->read(document, 0, std::span(all).last(static_cast<size_t>(count)));
+      left -= count;
+    }
+  }
+  return all;
+}
+
+// What init.from names is the model that the run trains, and reads its tokens.
+void check_initial_weights(const CheckedRun& run, Diagnostics& diagnostics) {
+  const ResolvedSpec& resolved = run.resolved;
   try {
-    InitialWeights(resolved.spec.init.from)
-        .check(
-            model, [&](const std::string& key) { return resolved.place_of(key); }, diagnostics);
+    const InitialWeights weights(resolved.spec.init.from);
+    weights.check(
+        run.plan.model, [&](const std::string& key) { return resolved.place_of(key); },
+        diagnostics);
+    weights.check_tokens(*run.corpus.tokenizer, first_tokens(run.corpus),
+                         resolved.place_of("init.from"), diagnostics);
   } catch (const Error& error) {
     for (Diagnostic diagnostic : error.diagnostics()) {
       if (!diagnostic.place) diagnostic.place = resolved.place_of("init.from");
       diagnostics.add(std::move(diagnostic));
     }
   }
+}
+
+// Whether the run goes on from a checkpoint of its own: what init.from names may be gone then.
+bool has_own_checkpoint(const RunRequest& request, const TrainSpec& spec) {
+  const auto is_saved = [](const std::filesystem::path& dir) {
+    Diagnostics passed_over;
+    return !newest_checkpoint(dir / kCheckpoints, passed_over).empty();
+  };
+  if (!request.run_dir.empty()) return is_saved(request.run_dir);
+  if (spec.checkpoint.resume == "never") return false;
+  const auto runs = runs_of(std::filesystem::path(spec.run.dir) / spec.run.name);
+  return std::any_of(runs.begin(), runs.end(), is_saved);
 }
 
 void check_straggler_factor(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
@@ -201,7 +235,7 @@ CheckedRun check_run(const RunRequest& request) {
       if (const auto checkpoint = named_checkpoint(spec.init.from, spec.run.dir)) {
         run.resolved.spec.init.from = checkpoint->string();
       }
-      check_initial_weights(run.resolved, run.plan.model, data);
+      if (!has_own_checkpoint(request, spec)) check_initial_weights(run, data);
     }
   }
   const bool only_data = !diagnostics.has_errors();

@@ -1,14 +1,18 @@
 #include "runtime/interchange/init_from.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "runtime/checkpoint/step_dirs.h"
+#include "runtime/data/tokenizer/json_fields.h"
 #include "runtime/engine/checkpointing.h"
 #include "runtime/interchange/foreign_model.h"
+#include "runtime/interchange/hf_tokenizer.h"
 #include "runtime/plan/shape_settings.h"
 
 namespace mtl {
@@ -16,6 +20,7 @@ namespace mtl {
 namespace fs = std::filesystem;
 
 struct InitialWeights::Impl {
+  fs::path folder;  // of the checkpoint, or of somebody else's model
   std::optional<CheckpointReader> reader;
   std::optional<ForeignModel> foreign;
   std::map<std::string, std::vector<int64_t>> shapes;  // there, by name
@@ -31,9 +36,11 @@ InitialWeights::InitialWeights(const std::string& path)
     passed_over.throw_if_errors(Exit::data);
   }
   if (!checkpoint.empty() && fs::exists(checkpoint / "manifest.json")) {
+    impl_->folder = checkpoint;
     impl_->reader.emplace(checkpoint);
     shape_ = model_shape_from_json(impl_->reader->state().at("model"));
   } else if (is_foreign_model(folder)) {
+    impl_->folder = folder;
     impl_->foreign = open_foreign_model(folder);
     shape_ = impl_->foreign->shape;
   } else {
@@ -89,6 +96,53 @@ void InitialWeights::check(const ModelShape& model,
   }
   if (model.position == PositionType::learned && model.max_seq > shape_.max_seq) {
     differs("model.max_seq", std::to_string(model.max_seq), std::to_string(shape_.max_seq));
+  }
+}
+
+std::unique_ptr<Tokenizer> InitialWeights::tokenizer() const {
+  try {
+    if (!impl_->reader) return find_tokenizer(impl_->folder, "");
+    const nlohmann::json json = impl_->reader->tokenizer();
+    return json.is_null() ? nullptr : tokenizer_from_json(json);
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
+void InitialWeights::check_tokens(const Tokenizer& here, std::span<const int32_t> ids,
+                                  const Place& place, Diagnostics& diagnostics) const {
+  const std::unique_ptr<Tokenizer> there = tokenizer();
+  if (!there || here.to_json() == there->to_json()) return;
+  const auto is_of_numbers = [](const Tokenizer& one) {
+    return one.to_json().value("type", "") == "ids";
+  };
+  if (is_of_numbers(here) || is_of_numbers(*there)) return;
+  // Two files may be one tokenizer, and some take a space from before a text.
+  const auto text_of = [](const Tokenizer& one, int32_t id) {
+    const std::string text = one.decode({&id, 1});
+    return text.substr(std::min(text.find_first_not_of(' '), text.size()));
+  };
+  std::set<int32_t> seen;
+  for (const int32_t id : ids) {
+    if (id == here.eod() || id == there->eod() || id >= there->vocab_size()) continue;
+    if (!seen.insert(id).second) continue;
+    const std::string mine = text_of(here, id), theirs = text_of(*there, id);
+    // A byte of a longer character is shown by each in its own way.
+    const char* const broken = "\xEF\xBF\xBD";
+    if (mine == theirs || mine.find(broken) != mine.npos || theirs.find(broken) != theirs.npos)
+      continue;
+    const fs::path file = impl_->folder / kTokenizerFile;
+    diagnostics.add(
+        {.code = "init.tokenizer",
+         .what = fmt::format("the model of init.from has another tokenizer: token {} is {} here, "
+                             "{} there",
+                             id, tokenizer::shown(mine), tokenizer::shown(theirs)),
+         .place = place,
+         .notes = {"init.from is " + path_},
+         .help = fmt::format("take its own, data.tokenizer.type=auto data.tokenizer.file={}, or a "
+                             "corpus that was made with it",
+                             (fs::exists(file) ? file : impl_->folder).string())});
+    return;
   }
 }
 

@@ -3,10 +3,12 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "common/error.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/data/data.h"
 #include "runtime/plan/model_shape.h"
 
 namespace mtl {
@@ -24,11 +26,17 @@ class InitialWeights {
   // and vocabulary may be more there than here: the first ones are taken.
   void check(const ModelShape& model, const std::function<Place(const std::string& key)>& place_of,
              Diagnostics& diagnostics) const;
+  // An error init.tokenizer if some of `ids`, which `here` has made of what is trained on, are
+  // other texts by the model's own tokenizer. Whose tokenizer is not known is not held to it.
+  void check_tokens(const Tokenizer& here, std::span<const int32_t> ids, const Place& place,
+                    Diagnostics& diagnostics) const;
   // Fills the parts that a rank owns. The tensor's shape is set to what it is there.
   void read(CheckpointTensor& tensor) const;
 
  private:
   struct Impl;
+  std::unique_ptr<Tokenizer> tokenizer() const;  // null = it has none that can be read
+
   std::string path_;
   ModelShape shape_;
   std::unique_ptr<Impl> impl_;

@@ -95,6 +95,43 @@ TEST_CASE("a run starts from the weights of another one by its name, and says so
             "init.missing"));
 }
 
+TEST_CASE("weights of another tokenizer are refused, with the file of their own") {
+  Shell shell;
+  write_recipe(shell, 2);
+  REQUIRE(shell.mtl({"launch", "train.yaml", "run.name=base"}).code == 0);
+  // Without its first letter, all others have other numbers.
+  std::string text = fox_text();
+  std::erase(text, 'a');
+  shell.write("other.txt", text);
+  const auto start = [&](std::vector<std::string> more) {
+    std::vector<std::string> words = {"launch", "--fresh", "train.yaml", "data.train=other.txt",
+                                      "init.from=base"};
+    words.insert(words.end(), more.begin(), more.end());
+    return shell.mtl(words);
+  };
+  const Outcome refused = start({});
+  CHECK(refused.code == 6);
+  CHECK(has(refused.err, "error[init.tokenizer]"));
+  const size_t at = refused.err.find("data.tokenizer.file=");
+  REQUIRE(at != std::string::npos);
+  const std::string file = refused.err.substr(at, refused.err.find(',', at) - at);
+  const Outcome good = start({"data.tokenizer.type=auto", file});
+  CAPTURE(good.err);
+  CHECK(good.code == 0);
+  CHECK(has(good.err, "start    from the weights of"));
+}
+
+TEST_CASE("a run that goes on does not need the weights that it began with") {
+  Shell shell;
+  write_recipe(shell, 2);
+  REQUIRE(shell.mtl({"launch", "train.yaml", "run.name=base"}).code == 0);
+  launch(shell, 1, {"init.from=base"});
+  fs::remove_all(shell.dir() / "runs/base");
+  launch(shell, 1, {"init.from=base", "train.steps=4", "lr.schedule=constant"});
+  CHECK(status_of(run_of(shell))["step"] == 4);
+  CHECK(shell.mtl({"launch", "--fresh", "train.yaml", "init.from=base"}).code == 6);
+}
+
 TEST_CASE("a loss that jumps is a warning, and the run goes on") {
   // The second half of the text is of other letters, and read in order.
   Shell shell;
