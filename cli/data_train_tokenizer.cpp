@@ -24,7 +24,9 @@ int command_data_train_tokenizer(const Arguments& args) {
   line.example("mtl data train-tokenizer --vocab 8192 input.txt -o tokenizer.json", "");
   line.example(
       "mtl data train-tokenizer --pattern llama3 --special '<|endoftext|>' a.jsonl b.jsonl", "");
-  line.rest("FILES", files, "texts, or .jsonl files with a text in each line");
+  line.rest("FILES", files,
+            "files, directories or globs as for mtl data tokenize: texts, and JSON Lines with a "
+            "text each");
   line.option("output,o", "FILE", output, "the tokenizer that is written", "tokenizer.json");
   line.option("vocab", "N", training.vocab, 257, "tokens, special ones included", "32000");
   line.choice("pattern", tokenizer_patterns(), pattern, "how text is cut into words", "gpt2");
@@ -40,7 +42,7 @@ int command_data_train_tokenizer(const Arguments& args) {
                   return std::nullopt;
                 }});
   line.option("min_count", "N", training.min_count, 1, "a pair that is rarer is not merged", "2");
-  line.option("key", "KEY", training.key, "where the text is in a line of .jsonl", "text");
+  line.option("key", "KEY", training.key, "where the text is in JSON Lines", "text");
   line.option("threads", "N", threads, 0, "threads that count; 0 = all", "0");
   if (!line.parse(args)) return 0;
   if (files.empty()) {
@@ -63,7 +65,7 @@ int command_data_train_tokenizer(const Arguments& args) {
   const auto progress = [&](int64_t bytes) {
     if (shows) fmt::print(stderr, "\r{:.0f} MB read", static_cast<double>(bytes) / 1e6);
   };
-  const WordCounts words = count_words({files.begin(), files.end()}, training, progress);
+  const WordCounts words = count_words(files, training, progress);
   if (shows) fmt::print(stderr, "\r{} different words\n", words.size());
   const nlohmann::json tokenizer = train_tokenizer(words, training);
   write_file_atomic(output, tokenizer.dump(1) + "\n");

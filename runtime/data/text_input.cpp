@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <fstream>
 #include <glob.h>
+#include <set>
 #include <string_view>
 #include <system_error>
 #include <unistd.h>
@@ -69,6 +70,7 @@ TextInput describe(const std::string& path, const std::string& format) {
   input.format = format == "text" || (format.empty() && path != "-" && !is_jsonl_name(path))
                      ? TextFormat::text
                      : TextFormat::jsonl;
+  input.as_is = format == "text";
   struct stat info {};
   if (path == "-") return input;
   if (::stat(path.c_str(), &info) != 0) {
@@ -85,18 +87,35 @@ TextInput describe(const std::string& path, const std::string& format) {
   return input;
 }
 
+// Links are followed, and a folder that is there twice is taken once, by its first name: links may
+// go round.
+void add_names(const fs::path& folder, std::set<fs::path>& seen, std::vector<std::string>& names,
+               int64_t& passed_over) {
+  if (!seen.insert(fs::canonical(folder)).second) return;
+  std::vector<fs::directory_entry> entries;
+  for (const auto& entry : fs::directory_iterator(folder)) entries.push_back(entry);
+  std::sort(entries.begin(), entries.end());
+  for (const fs::directory_entry& entry : entries) {
+    const std::string name = entry.path().filename().string();
+    std::error_code dangling;
+    if (name.starts_with(".")) continue;
+    if (entry.is_directory(dangling)) {
+      add_names(entry.path(), seen, names, passed_over);
+    } else if (!entry.is_regular_file(dangling)) {
+      continue;
+    } else if (is_known_name(name)) {
+      names.push_back(entry.path().string());
+    } else {
+      ++passed_over;
+    }
+  }
+}
+
 void add_directory(const std::string& path, const std::string& format, TextInputs& inputs) {
   std::vector<std::string> names;
+  std::set<fs::path> seen;
   try {
-    for (const auto& entry : fs::recursive_directory_iterator(path)) {
-      const std::string name = entry.path().filename().string();
-      if (!entry.is_regular_file() || name.starts_with(".")) continue;
-      if (is_known_name(name)) {
-        names.push_back(entry.path().string());
-      } else {
-        ++inputs.passed_over;
-      }
-    }
+    add_names(path, seen, names, inputs.passed_over);
   } catch (const fs::filesystem_error& error) {
     fail("data.unreadable", error.path1().string(), error.code().message(),
          "check the permissions of the directory");
@@ -336,18 +355,27 @@ TextInputs find_inputs(const std::vector<std::string>& names, const std::string&
   return inputs;
 }
 
+std::string no_text(std::string_view begin) {
+  // UTF-32 begins with these too, and iconv tells the one from the other.
+  if (begin.starts_with("\xFF\xFE") || begin.starts_with("\xFE\xFF")) {
+    return "is UTF-16 by its first bytes (iconv -f UTF-16 -t UTF-8 makes UTF-8 of it)";
+  }
+  if (const size_t at = begin.substr(0, kBeginBytes).find('\0'); at != begin.npos) {
+    return fmt::format("has a zero byte at offset {}", at);
+  }
+  return "";
+}
+
 std::string no_plain_text(const std::string& path) {
   std::error_code ignored;
   if (!fs::is_regular_file(path, ignored)) return "";  // opening a pipe would wait for its writer
-  std::array<char, size_t{64} << 10> buffer;
+  std::array<char, kBeginBytes> buffer;
   std::ifstream in(path, std::ios::binary);
   in.read(buffer.data(), buffer.size());
   const std::string_view begin(buffer.data(), static_cast<size_t>(in.gcount()));
   if (is_gzip(begin)) return "is packed by gzip";
   if (is_zstd(begin)) return "is packed by zstd";
-  if (const size_t at = begin.find('\0'); at != begin.npos) {
-    return fmt::format("has a zero byte at offset {}", at);
-  }
+  if (std::string why = no_text(begin); !why.empty()) return why;
   return is_jsonl_name(path) ? "is JSON Lines by its name" : "";
 }
 

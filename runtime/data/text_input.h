@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace mtl {
@@ -17,6 +18,7 @@ struct TextInput {
   int64_t bytes = 0;  // on disk; 0 for what is not a regular file
   int64_t modified_ns = 0;
   bool repeatable = false;  // a regular file: it can be read again from any place
+  bool as_is = false;       // somebody says that it is text, whatever its bytes are
 };
 
 struct TextInputs {
@@ -24,14 +26,19 @@ struct TextInputs {
   int64_t passed_over = 0;  // files of directories that are neither JSONL nor text by their names
 };
 
-// Names in the order given; what a directory (with all below it) or a glob stands for, in the order
-// of its bytes. `format` is "jsonl", "text" or empty: then by the name, with or without .gz or
-// .zst: .jsonl .ndjson .json and standard input are JSON Lines, everything else is text. Throws
-// Error (Exit::data) data.missing, data.unreadable, data.empty.
+// Names in the order given; what a directory (with all below it, also behind links, but for hidden
+// files and folders) or a glob stands for, in the order of its bytes. `format` is "jsonl", "text"
+// or empty: then by the name, with or without .gz or .zst: .jsonl .ndjson .json and standard input
+// are JSON Lines, everything else is text. Throws Error (Exit::data) data.missing, data.unreadable,
+// data.empty.
 TextInputs find_inputs(const std::vector<std::string>& names, const std::string& format);
 
-// What keeps a file from being a plain text, as the middle of a sentence: its name says JSON Lines,
-// or it is packed, or has zero bytes near its beginning. Empty: nothing, or it cannot be read.
+// What keeps a text that begins so from being one, as the middle of a sentence: it is UTF-16, or
+// has a zero byte. Empty: nothing.
+constexpr size_t kBeginBytes = size_t{64} << 10;  // that are looked at
+std::string no_text(std::string_view begin);
+// The same of a file that is to be read as it stands: its name says JSON Lines, or it is packed, or
+// it is no text. Empty also where it cannot be read.
 std::string no_plain_text(const std::string& path);
 
 class TextReader {

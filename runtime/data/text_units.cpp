@@ -52,6 +52,11 @@ UnitCutter::UnitCutter(const TextInput& input, const CutOptions& options, const 
     used_ = 3;
     offset_ = 3;
   }
+  // Any bytes have tokens, and nobody wants those of what is no text.
+  if (start.offset <= 3 && format_ == TextFormat::text && !input.as_is) {
+    fill(kBeginBytes);
+    no_text_ = no_text(pending_);
+  }
 }
 
 bool UnitCutter::fill(size_t wanted) {
@@ -87,7 +92,9 @@ bool UnitCutter::next(TextUnit& unit) {
   unit = TextUnit();
   if (done_) return false;
   const bool lines = format_ == TextFormat::jsonl || options_.lines_are_documents;
-  const bool any = lines && !piece_open_ ? next_lines(unit) : next_piece(unit);
+  const bool any = !no_text_.empty()       ? skip_file(unit)
+                   : lines && !piece_open_ ? next_lines(unit)
+                                           : next_piece(unit);
   if (unit.kind == TextUnit::Kind::piece) {
     unit.begins_document = !inside_document_;
     inside_document_ = !unit.ends_document;
@@ -146,6 +153,14 @@ bool UnitCutter::skip_long_line(TextUnit& unit) {
                           kLongestLine)});
   offset_ += bytes;
   ++line_;
+  return true;
+}
+
+bool UnitCutter::skip_file(TextUnit& unit) {
+  unit.kind = TextUnit::Kind::text_lines;
+  unit.bad.push_back(
+      {1, fmt::format("the file {}; --format text takes its bytes as they are", no_text_)});
+  done_ = true;
   return true;
 }
 

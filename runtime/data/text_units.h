@@ -31,7 +31,7 @@ struct TextUnit {
   bool begins_document = false;
   bool ends_document = false;
   bool forced_cut = false;   // a piece that ends where a tokenizer might not have ended a word
-  std::vector<BadLine> bad;  // lines that were too long to be kept
+  std::vector<BadLine> bad;  // lines that were too long to be kept, or a file
   // Of the file, behind this unit: where to go on after an interruption.
   int64_t end_offset = 0;
   int64_t end_line = 1;
@@ -65,6 +65,7 @@ class UnitCutter {
   bool next_lines(TextUnit& unit);
   bool next_piece(TextUnit& unit);
   bool skip_long_line(TextUnit& unit);
+  bool skip_file(TextUnit& unit);
   void take(size_t bytes, TextUnit& unit);
 
   TextFormat format_;
@@ -73,6 +74,7 @@ class UnitCutter {
   std::string pending_;
   size_t used_ = 0;  // of pending_
   bool at_end_ = false;
+  std::string no_text_;           // why the file is passed over as a whole; empty: it is not
   bool piece_open_ = false;       // a line of text that is too long for a unit
   bool inside_document_ = false;  // the next piece goes on with the one before
   bool done_ = false;

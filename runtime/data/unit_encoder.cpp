@@ -22,6 +22,15 @@ bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r\n") == std::string_view::npos;
 }
 
+// Of a file that is one list, perhaps over many lines.
+constexpr const char* kList =
+    "a list, and JSON Lines have one object in each line (jq -c '.[]' FILE makes them of it)";
+bool is_list(const char* line, size_t size) {
+  const std::string_view text(line, size);
+  const size_t first = text.find_first_not_of(" \t");
+  return first != text.npos && text[first] == '[';
+}
+
 // A line that cannot be used; what() is why.
 struct Refused {
   std::string what;
@@ -91,10 +100,13 @@ void UnitEncoder::json_line(const char* line, size_t size, EncodedUnit& out) {
   simdjson::dom::element root;
   // The text has the padding that the parser wants, so nothing is copied.
   if (const auto error = json_->parser.parse(line, size, false).get(root)) {
+    if (is_list(line, size)) throw Refused{kList};
     throw Refused{fmt::format("not JSON: {}", simdjson::error_message(error))};
   }
   simdjson::dom::object object;
-  if (root.get_object().get(object)) throw Refused{"not a JSON object"};
+  if (root.get_object().get(object)) {
+    throw Refused{is_list(line, size) ? kList : "not a JSON object"};
+  }
   json_->values.assign(options_.json_keys.size(), {});
   json_->found.assign(options_.json_keys.size(), false);
   std::string known;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <string>
@@ -17,7 +16,7 @@ struct TokenizerTraining {
   int64_t min_count = 2;         // a pair that occurs less often is not merged
   std::string pattern = "gpt2";  // how text is cut into words: tokenizer_patterns()
   std::vector<std::string> special = {"<|endoftext|>"};  // the first ids
-  std::string key = "text";                              // of .jsonl files
+  std::string key = "text";                              // of JSON Lines
   int threads = 0;                                       // 0 = all
 };
 
@@ -26,11 +25,11 @@ std::vector<std::string> tokenizer_patterns();
 
 // How often each word occurs; the words are bytes.
 using WordCounts = std::map<std::string, uint64_t, std::less<>>;
-// Of texts (whole files) and .jsonl files, in parallel and in bounded memory beside the words.
-// `progress` gets the bytes read so far, from one thread at a time. Throws Error (Exit::data)
-// data.missing, data.unreadable, data.json, data.empty.
-WordCounts count_words(const std::vector<std::filesystem::path>& files,
-                       const TokenizerTraining& training,
+// Of texts (whole files) and JSON Lines, named as for find_inputs(), in parallel and in bounded
+// memory beside the words. `progress` gets the bytes of text so far, from one thread at a time.
+// Throws Error (Exit::data) data.missing, data.unreadable, data.compressed, data.not_text,
+// data.json, data.empty.
+WordCounts count_words(const std::vector<std::string>& names, const TokenizerTraining& training,
                        const std::function<void(int64_t bytes)>& progress = {});
 
 // Hugging Face's tokenizer.json with the tokens that its BpeTrainer learns from the same words: the

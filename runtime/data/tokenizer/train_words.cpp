@@ -1,26 +1,21 @@
 // The words of the texts that a tokenizer is made from: one thread reads blocks, the others cut
 // them into words and count. A text file is one text, in blocks that end where a line begins with a
-// letter: every pattern cuts there, so the blocks do not show in the result. Each line of a .jsonl
-// file is a text.
+// letter: every pattern cuts there, so the blocks do not show in the result. Each line of JSON
+// Lines is a text.
 #include <algorithm>
-#include <cerrno>
 #include <condition_variable>
 #include <deque>
 #include <exception>
-#include <fcntl.h>
 #include <mutex>
 #include <simdjson.h>
-#include <system_error>
 #include <thread>
-#include <unistd.h>
 #include <unordered_map>
-
-#include <sys/stat.h>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "common/error.h"
-#include "common/files.h"
+#include "runtime/data/text_input.h"
 #include "runtime/data/tokenizer/hf_file.h"
 #include "runtime/data/tokenizer/pre_tokenizer.h"
 #include "runtime/data/tokenizer/train_bpe.h"
@@ -28,7 +23,6 @@
 
 namespace mtl {
 
-namespace fs = std::filesystem;
 using nlohmann::json;
 
 json pre_tokenizer_of(const std::string& pattern);
@@ -43,8 +37,8 @@ constexpr const char* kO200kPattern =
 
 struct Block {
   std::string text = {};
-  const fs::path* file = nullptr;
-  int64_t line = 0;  // of a .jsonl file: of the block's first
+  const std::string* file = nullptr;
+  int64_t line = 0;  // of JSON Lines: the block's first
   bool json_lines = false;
 };
 
@@ -62,7 +56,7 @@ class Counting {
         pre_tokenizer_(&pre_tokenizer_json_, "pre_tokenizer"),
         progress_(progress) {}
 
-  WordCounts run(const std::vector<fs::path>& files) {
+  WordCounts run(const std::vector<TextInput>& files) {
     const int hardware = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
     const int threads = training_.threads > 0 ? training_.threads : hardware;
     std::vector<Counts> counts(static_cast<size_t>(threads));
@@ -72,7 +66,7 @@ class Counting {
     }
     limit_ = 2 * counts.size();
     guarded([&] {
-      for (const fs::path& file : files) read(file);
+      for (const TextInput& file : files) read(file);
     });
     {
       const std::lock_guard lock(mutex_);
@@ -105,27 +99,10 @@ class Counting {
     }
   }
 
-  void read(const fs::path& path) {
-    const std::string name = path.filename().string();
-    for (const char* packed : {".gz", ".zst", ".xz", ".bz2"}) {
-      if (!name.ends_with(packed)) continue;
-      fail_data("data.unreadable", fmt::format("'{}' is compressed", path.string()),
-                "give the unpacked text: a sample of some 100 MB is enough for a tokenizer");
-    }
-    const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    struct stat info = {};
-    if (!fd || ::fstat(fd.get(), &info) != 0) {
-      const int error = errno;
-      fail_data(error == ENOENT || error == ENOTDIR ? "data.missing" : "data.unreadable",
-                fmt::format("cannot read '{}': {}", path.string(),
-                            std::generic_category().message(error)),
-                "give texts or .jsonl files; relative paths start at the working directory");
-    }
-    if (!S_ISREG(info.st_mode)) {
-      fail_data("data.unreadable", fmt::format("'{}' is not a regular file", path.string()),
-                "give texts or .jsonl files");
-    }
-    Block next{.file = &path, .line = 1, .json_lines = name.ends_with(".jsonl")};
+  void read(const TextInput& input) {
+    const std::unique_ptr<TextReader> reader = open_text(input, 0);
+    Block next{.file = &input.path, .line = 1, .json_lines = input.format == TextFormat::jsonl};
+    bool begins = true;
     std::string rest;
     for (bool end = false; !end;) {
       std::string text = std::move(rest);
@@ -134,22 +111,14 @@ class Counting {
       text.resize(had + kTextBlock);
       size_t size = had;
       while (size < text.size()) {
-        const ssize_t got = ::read(fd.get(), text.data() + size, text.size() - size);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) {
-          fail_data("data.unreadable",
-                    fmt::format("cannot read '{}': {}", path.string(),
-                                std::generic_category().message(errno)),
-                    "look at the disk");
-        }
-        if (got == 0) {
-          end = true;
-          break;
-        }
-        size += static_cast<size_t>(got);
+        const size_t got = reader->read(text.data() + size, text.size() - size);
+        end = got == 0;
+        if (end) break;
+        size += got;
       }
       bytes_ += static_cast<int64_t>(size - had);
       text.resize(size);
+      if (std::exchange(begins, false)) check_begin(input, text);
       if (!end) {
         const size_t cut = next.json_lines ? text.rfind('\n') + 1 : cut_of(text);
         if (cut == 0) {  // not yet a whole line
@@ -165,6 +134,14 @@ class Counting {
       next.line += lines;
       if (progress_) progress_(bytes_);
     }
+  }
+
+  // A byte order mark is no text; nobody wants a tokenizer of what is none at all.
+  static void check_begin(const TextInput& input, std::string& text) {
+    if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);
+    const std::string why = no_text(text);
+    if (why.empty()) return;
+    fail_data("data.not_text", fmt::format("'{}' {}", input.path, why), "give a UTF-8 text");
   }
 
   // Where a line begins with a letter; if there is no such place in a long text, between
@@ -222,20 +199,31 @@ class Counting {
       const std::string_view text = std::string_view(block.text).substr(begin, end - begin);
       begin = end + 1;
       if (text.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-      simdjson::dom::element element;
-      std::string_view value;
-      auto error = parser.parse(text.data(), text.size()).get(element);
-      if (!error) error = element[training_.key].get(value);
-      if (error) {
+      std::vector<std::string_view> texts;
+      if (const auto error = texts_of(parser.parse(text.data(), text.size()), texts)) {
         fail_data("data.json",
-                  fmt::format("{}:{}: {}", block.file->string(), line,
+                  fmt::format("{}:{}: {}", *block.file, line,
                               error == simdjson::NO_SUCH_FIELD
                                   ? fmt::format("there is no key '{}'", training_.key)
                                   : std::string(simdjson::error_message(error))),
-                  "each line has to be a JSON object with the text under --key");
+                  "each line has to be a JSON object with the text, or a list of texts, under "
+                  "--key");
       }
-      count(value, pieces, buffer, counts);
+      for (const std::string_view one : texts) count(one, pieces, buffer, counts);
     }
+  }
+
+  // Of a line: its text, or its list of them.
+  simdjson::error_code texts_of(simdjson::simdjson_result<simdjson::dom::element> line,
+                                std::vector<std::string_view>& texts) const {
+    simdjson::dom::element value;
+    simdjson::dom::array list;
+    if (const auto error = line[training_.key].get(value)) return error;
+    if (value.get(list)) return value.get(texts.emplace_back());
+    for (const simdjson::dom::element one : list) {
+      if (const auto error = one.get(texts.emplace_back())) return error;
+    }
+    return simdjson::SUCCESS;
   }
 
   void count(std::string_view text, tokenizer::Pieces& pieces, std::string& buffer,
@@ -278,9 +266,10 @@ json pre_tokenizer_of(const std::string& pattern) {
                                                                        : kO200kPattern));
 }
 
-WordCounts count_words(const std::vector<fs::path>& files, const TokenizerTraining& training,
+WordCounts count_words(const std::vector<std::string>& names, const TokenizerTraining& training,
                        const std::function<void(int64_t)>& progress) {
-  return Counting(training, progress).run(files);
+  const TextInputs inputs = find_inputs(names, "");
+  return Counting(training, progress).run(inputs.files);
 }
 
 }  // namespace mtl

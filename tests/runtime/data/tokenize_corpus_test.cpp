@@ -111,6 +111,48 @@ TEST_CASE("tokenize: any packing, directories and globs, in a stable order") {
   CHECK(c.made() == expected);
 }
 
+TEST_CASE("tokenize: directories behind links, once each, and nothing hidden") {
+  CorpusCase c;
+  fs::create_directories(c.dir / "in/sub/.cache");
+  fs::create_directories(c.dir / "elsewhere");
+  c.dir.file("in/a.txt", "a");
+  c.dir.file("in/sub/.cache/b.txt", "b");
+  c.dir.file("elsewhere/c.txt", "c");
+  fs::create_directory_symlink(c.dir / "elsewhere", c.dir / "in/linked");
+  fs::create_directory_symlink(c.dir / "elsewhere", c.dir / "in/sub/again");
+  fs::create_directory_symlink("..", c.dir / "in/sub/round");
+  fs::create_symlink(c.dir / "nowhere", c.dir / "in/dangling.txt");
+  c.options.inputs = {(c.dir / "in").string()};
+  CHECK(c.made() == Lines{"a", "c"});
+}
+
+TEST_CASE("tokenize: what is no text is refused, or passed over as a whole") {
+  CorpusCase c;
+  const std::string utf16("\xFF\xFEw\0i\0d\0e\0", 10), zero("binary\0\n\n", 9);
+  for (const bool lines : {false, true}) {
+    for (const std::string& bytes : {utf16, zero, gzip(zero), "\xEF\xBB\xBF" + zero}) {
+      CAPTURE(bytes);
+      c.options.fresh = true;
+      c.options.skip_bad = false;
+      c.options.format = "";
+      c.options.lines_are_documents = lines;
+      c.options.inputs = {c.dir.file("a.txt", "good"), c.dir.file("b.txt", bytes),
+                          c.dir.file("c.txt", "too")};
+      const Diagnostic refused = c.refused("data.line");
+      CHECK(refused.place->file == (c.dir / "b.txt").string());
+      CHECK(has(refused.what, bytes == utf16 ? "iconv -f UTF-16" : "zero byte"));
+      // The same command goes on from there.
+      c.options.fresh = false;
+      c.options.skip_bad = true;
+      CHECK(c.run().bad_lines == 1);
+      CHECK(documents_of(c.options.prefix) == Lines{"good", "too"});
+      c.options.fresh = true;
+      c.options.format = "text";
+      CHECK(c.run().bad_lines == 0);
+    }
+  }
+}
+
 TEST_CASE("tokenize: damaged packing is an error that names the file") {
   CorpusCase c;
   std::string text;
@@ -156,7 +198,9 @@ TEST_CASE("tokenize: a bad line is named and can be passed over") {
   const std::pair<const char*, const char*> kBad[] = {
       {"{\"text\": \"a\"", "not JSON"},
       {"{\"text\": \"a\"} x", "not JSON"},
-      {"[\"text\"]", "not a JSON object"},
+      {"[\"text\"]", "jq -c"},
+      {" [", "jq -c"},
+      {"3", "not a JSON object"},
       {"{\"txt\": \"a\"}", "no 'text' among its keys: 'txt'"},
       {"{\"text\": 1}", "neither a string"},
       {"{\"text\": null}", "neither a string"},

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
+#include "runtime/data/corpus_case.h"
 #include "runtime/data/load_tokenizer.h"
 #include "support/errors.h"
 #include "support/temp_dir.h"
@@ -83,15 +84,36 @@ TEST_CASE("train-tokenizer counts the same words from any number of blocks and t
   CHECK(lines == count_words({dir.file("c.txt", small)}, {}));
 }
 
+TEST_CASE("train-tokenizer reads what mtl data tokenize reads") {
+  const TempDir dir;
+  const auto words = count_words({dir.file("a.txt", "one two")}, {});
+  REQUIRE(words.size() == 2);
+  const std::string line = "{\"text\": \"one two\"}\n";
+  CHECK(count_words({dir.file("a.json", line)}, {}) == words);
+  CHECK(count_words({dir.file("b.ndjson", line)}, {}) == words);
+  CHECK(count_words({dir.file("c.jsonl", "\xEF\xBB\xBF" + line)}, {}) == words);
+  CHECK(count_words({dir.file("d.txt", "\xEF\xBB\xBFone two")}, {}) == words);
+  CHECK(count_words({dir.file("e.jsonl.gz", test::gzip(line))}, {}) == words);
+  CHECK(count_words({dir.file("f.jsonl", "{\"text\": [\"one\", \" two\"]}\n")}, {}) == words);
+  fs::create_directories(dir / "folder");
+  dir.file("folder/a.txt", "one");
+  dir.file("folder/b.jsonl", "{\"text\": \" two\"}");
+  CHECK(count_words({(dir / "folder").string()}, {}) == words);
+}
+
 TEST_CASE("train-tokenizer says what is wrong with its files") {
   const TempDir dir;
   const TokenizerTraining training;
   const auto code = [&](const fs::path& path) {
-    return test::code_of([&] { count_words({path}, training); });
+    return test::code_of([&] { count_words({path.string()}, training); });
   };
   CHECK(code(dir / "none.txt") == "data.missing");
-  CHECK(code(dir.path()) == "data.unreadable");
-  CHECK(code(dir.file("a.jsonl.gz", "x")) == "data.unreadable");
+  CHECK(code(dir.path()) == "data.empty");
+  CHECK(code(dir.file("cut.txt.gz", test::gzip("text").substr(0, 12))) == "data.compressed");
+  CHECK(code(dir.file("a.txt.xz", std::string("\xFD\x37zXZ\0", 6))) == "data.not_text");
+  CHECK(code(dir.file("utf16.txt", std::string("\xFF\xFE"
+                                               "a\0",
+                                               4))) == "data.not_text");
   CHECK(code(dir.file("empty.txt", "")) == "data.empty");
   CHECK(code(dir.file("a.jsonl", "{\"text\": \"a\"}\n{\"text\": 1}\n")) == "data.json");
   CHECK(code(dir.file("b.jsonl", "{\"other\": \"a\"}\n")) == "data.json");
