@@ -12,6 +12,8 @@
 #include "runtime/checkpoint/rewrite.h"
 #include "runtime/checkpoint/whole_tensor.h"
 #include "runtime/checkpoint/write_parts.h"
+#include "runtime/plan/model_shape.h"
+#include "runtime/plan/shape_settings.h"
 
 namespace mtl {
 
@@ -50,6 +52,31 @@ namespace {
                          .help = "give checkpoints of one run, or of runs of one model"});
 }
 
+// What makes them two models although their weights have the same shapes: another number of heads,
+// other frequencies, tokens of another text. Empty: nothing.
+std::string difference_of(const CheckpointReader& a, const CheckpointReader& b) {
+  const nlohmann::json nothing;
+  const nlohmann::json first = a.state().value("model", nothing);
+  const nlohmann::json second = b.state().value("model", nothing);
+  if (first.is_object() && second.is_object()) {
+    // What an older version did not know yet is filled in by reading it.
+    const nlohmann::json mine = to_json(model_shape_from_json(first));
+    const nlohmann::json theirs = to_json(model_shape_from_json(second));
+    for (const auto& [field, key] : kShapeSettings) {
+      const nlohmann::json here = mine.value(field, nothing), there = theirs.value(field, nothing);
+      if (here != there) return fmt::format("{} is {} and {}", key, here.dump(), there.dump());
+    }
+  }
+  const auto tokenizer_of = [](const CheckpointReader& reader) {
+    const std::vector<std::string> extras = reader.extras();
+    const bool any = std::find(extras.begin(), extras.end(), kTokenizerFile) != extras.end();
+    return any ? reader.extra(kTokenizerFile) : std::string();
+  };
+  const std::string mine = tokenizer_of(a), theirs = tokenizer_of(b);
+  const bool same = mine.empty() || theirs.empty() || mine == theirs;
+  return same ? "" : "their tokenizers differ";
+}
+
 }  // namespace
 
 void average_checkpoints(const std::vector<std::filesystem::path>& checkpoints,
@@ -79,6 +106,9 @@ void average_checkpoints(const std::vector<std::filesystem::path>& checkpoints,
     if (tensors[i].size() != tensors[0].size()) {
       fail_other_model(checkpoints[0], checkpoints[i],
                        fmt::format("{} and {} tensors", tensors[0].size(), tensors[i].size()));
+    }
+    if (const std::string what = difference_of(*readers[0], *readers[i]); !what.empty()) {
+      fail_other_model(checkpoints[0], checkpoints[i], what);
     }
   }
   std::vector<CheckpointTensor> means;

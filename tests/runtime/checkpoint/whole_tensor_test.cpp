@@ -20,6 +20,7 @@
 #include "runtime/checkpoint/rewrite.h"
 #include "runtime/checkpoint/shard_files.h"
 #include "runtime/checkpoint/write_parts.h"
+#include "runtime/plan/model_shape.h"
 #include "support/temp_dir.h"
 
 namespace mtl {
@@ -61,7 +62,8 @@ TEST_CASE("whole tensors: any range of elements, whatever layout wrote them") {
 
 // A checkpoint of one f32 tensor.
 void write_one(const fs::path& dir, std::vector<float> values, int64_t step,
-               const nlohmann::json& more = nlohmann::json::object()) {
+               const nlohmann::json& more = nlohmann::json::object(),
+               const std::vector<ExtraFile>& extras = {}) {
   CheckpointTensor tensor;
   tensor.name = "w";
   tensor.shape = tensor.local_shape = {static_cast<int64_t>(values.size())};
@@ -70,7 +72,7 @@ void write_one(const fs::path& dir, std::vector<float> values, int64_t step,
   tensor.count = tensor.shape[0];
   nlohmann::json state = {{"step", step}};
   state.update(more);
-  write_new_checkpoint(dir, state, {}, {{tensor}});
+  write_new_checkpoint(dir, state, extras, {{tensor}});
 }
 
 TEST_CASE("compare: differences are counted and measured, and a NaN is never small") {
@@ -121,6 +123,35 @@ TEST_CASE("average: summed in double precision, written whole or not at all") {
   size_t entries = 0;
   for (const auto& ignored : fs::directory_iterator(dir.path())) entries += ignored.exists();
   CHECK(entries == 5);  // nothing half written is left
+}
+
+TEST_CASE("average: of one model, though other weights may have the same shapes") {
+  TempDir dir;
+  ModelShape shape;
+  shape.heads = shape.kv_heads = 4;
+  const auto write = [&](const char* name, const char* tokenizer) {
+    write_one(dir.path() / name, {1, 2}, 1, {{"model", to_json(shape)}},
+              {{kTokenizerFile, tokenizer}});
+  };
+  const auto refused = [&](const char* name) -> std::string {
+    try {
+      average_checkpoints({dir.path() / "a", dir.path() / name},
+                          dir.path() / (std::string(name) + "-mean"));
+      return "";
+    } catch (const Error& error) {
+      CHECK(error.diagnostics()[0].code == "ckpt.shape");
+      return error.diagnostics()[0].what;
+    }
+  };
+  write("a", "1");
+  write("other-text", "2");
+  shape.max_seq = 7;  // the same weights go on to other lengths
+  write("longer", "1");
+  shape.heads = shape.kv_heads = 8;
+  write("heads", "1");
+  CHECK(refused("longer") == "");
+  CHECK(refused("heads").ends_with("not of the same model: model.heads is 4 and 8"));
+  CHECK(refused("other-text").ends_with("their tokenizers differ"));
 }
 
 TEST_CASE("merge: weights alone, in the type that is asked for, nearest even") {
