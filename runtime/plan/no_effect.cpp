@@ -104,15 +104,27 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
       !spec.data.valid.empty() || !spec.data.valid_list.empty() || !spec.data.valid_sets.empty();
   check("data.split", !own_valid, spec.data.split, built_in.data.split,
         "data.valid is given, and all of data.train is trained on");
+  const std::string& sampler = spec.data.sampler;
+  check("data.cache", sampler == "megatron" || sampler == "single" || sampler == "cyclic",
+        spec.data.cache, built_in.data.cache, "data.sampler has no index to keep");
   const TrainSpec::Data::Tokenizer& tokenizer = spec.data.tokenizer;
+  const bool texts = spec.data.vocab == 0;
+  const char* const no_texts = "data.vocab is given, and ids without texts are trained on";
+  check("data.tokenizer.type", texts, tokenizer.type, built_in.data.tokenizer.type, no_texts);
   const bool any = tokenizer.type == "auto";
-  const bool gpt2 = any || tokenizer.type == "gpt2-bpe";
-  const bool file = any || tokenizer.type == "hf" || tokenizer.type == "sentencepiece";
-  const char* other = "data.tokenizer.type is another one";
+  const bool gpt2 = texts && (any || tokenizer.type == "gpt2-bpe");
+  const bool file = texts && (any || tokenizer.type == "hf" || tokenizer.type == "sentencepiece");
+  const char* other = texts ? "data.tokenizer.type is another one" : no_texts;
   check("data.tokenizer.file", file, tokenizer.file, std::string(), other);
   check("data.tokenizer.vocab", gpt2, tokenizer.vocab, std::string(), other);
   check("data.tokenizer.merges", gpt2, tokenizer.merges, std::string(), other);
   check("data.tokenizer.eod", gpt2 || file, tokenizer.eod, std::string(), other);
+  const TrainSpec::Checkpoint::KeepBest& best = spec.checkpoint.keep_best;
+  const TrainSpec::Checkpoint::KeepBest& no_best = built_in.checkpoint.keep_best;
+  check("checkpoint.keep_best.metric", best.k > 0, best.metric, no_best.metric,
+        "checkpoint.keep_best.k is 0");
+  check("checkpoint.keep_best.mode", best.k > 0, best.mode, no_best.mode,
+        "checkpoint.keep_best.k is 0");
   const TrainSpec::Precision::LossScale& scale = spec.precision.loss_scale;
   const bool fp16 = spec.precision.dtype == "fp16";
   check("precision.loss_scale.initial", fp16, scale.initial, built_in.precision.loss_scale.initial,

@@ -190,6 +190,17 @@ class SpecLoader {
       given_.insert(key);
       return;
     }
+    // What stands in a shell's word is meant as it stands.
+    if (value.kind == YamlValue::Kind::scalar && !value.quoted &&
+        text.find(" #") != std::string::npos) {
+      diagnostics_.add(
+          {.code = "config.override",
+           .what = fmt::format("{}: in `{}` all from ` #` on would be a comment", key, text),
+           .place = place,
+           .help = "put it in quotes within those of the shell: '" + key + "=\"...\"'"});
+      given_.insert(key);
+      return;
+    }
     const Layer layer{origin, place};
     if (spec::find_row(key) == nullptr && !spec::is_section(key)) {
       refuse(key, layer, place);

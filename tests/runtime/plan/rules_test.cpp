@@ -277,6 +277,26 @@ TEST_CASE("what is written and changes nothing is a warning with its place") {
   make_plan(resolved, {.vocab = 65}, 1, own_valid);
   REQUIRE(own_valid.all().size() == 3);
   CHECK(own_valid.all()[2].what.starts_with("data.split has no effect: data.valid is given"));
+  ResolvedSpec ids = ruled_spec();
+  ids.spec.data.cache = "cache";
+  ids.spec.data.tokenizer.type = "hf";
+  ids.spec.data.tokenizer.file = "tokenizer.json";
+  ids.spec.checkpoint.keep_best.metric = "loss";
+  ids.spec.checkpoint.keep_best.mode = "max";
+  Diagnostics keys;
+  make_plan(ids, {.vocab = 65}, 1, keys);
+  CHECK(keys.all().size() == 3);
+  ids.spec.data.vocab = 65;  // and then no tokenizer is used
+  Diagnostics no_tokenizer;
+  make_plan(ids, {.vocab = 65}, 1, no_tokenizer);
+  REQUIRE(no_tokenizer.all().size() == 5);
+  CHECK(no_tokenizer.all()[1].what.starts_with("data.tokenizer.type has no effect: data.vocab"));
+  ids.spec.data.vocab = 0;
+  ids.spec.data.sampler = "megatron";
+  ids.spec.checkpoint.keep_best.k = 1;
+  Diagnostics used;
+  make_plan(ids, {.vocab = 65}, 1, used);
+  CHECK(used.all().empty());
   // Of what stands between a key and its effect the outermost is named.
   ResolvedSpec mixture = ruled_spec();
   mixture.spec.model.moe.shared_ffn = 32;

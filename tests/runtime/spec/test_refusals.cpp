@@ -103,6 +103,17 @@ TEST_CASE("unknown keys lead to the key that was meant") {
   CHECK(dotted.problems[0].place->line == 11);
 }
 
+TEST_CASE("no part of a setting in a command line becomes a comment") {
+  CHECK(refusal("run.name=run #3") ==
+        "config.override: run.name: in `run #3` all from ` #` on would be a comment | put it in "
+        "quotes within those of the shell: 'run.name=\"...\"'");
+  CHECK(code_of("data.train=part #2.txt") == "config.override");
+  const Loaded quoted = load_overrides({"run.name=\"run #3\"", "data.train=part#2.txt"});
+  CHECK(quoted.problems.empty());
+  CHECK(quoted.resolved.spec.run.name == "run #3");
+  CHECK(quoted.resolved.spec.data.train == "part#2.txt");
+}
+
 TEST_CASE("what other trainers have and this version lacks is refused by name") {
   for (const char* setting : {"model.moe.capacity=1.25", "parallel.order=x", "launch={kind: local}",
                               "log.jsonl=x", "train.epochs=2", "health={rerun: true}"}) {
