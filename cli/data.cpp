@@ -1,9 +1,21 @@
 // mtl data: corpora and tokenizers; one file per member.
 #include "cli/data.h"
 
+#include <fmt/format.h>
+
 #include "cli/group.h"
+#include "common/error.h"
+#include "runtime/data/indexed_dataset.h"
 
 namespace mtl {
+
+std::filesystem::path output_prefix(const std::string& output) {
+  const std::string name = std::filesystem::path(output).filename().string();
+  if (!name.empty() && name != "." && name != "..") return indexed_prefix(output);
+  throw Error(Exit::usage, {.code = "usage.value",
+                            .what = fmt::format("--output {} is a folder", output),
+                            .help = "give the corpus a name in it: FOLDER/NAME"});
+}
 
 int command_data(const Arguments& args) {
   static const std::vector<Command> kMembers = {

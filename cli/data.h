@@ -1,9 +1,15 @@
 // The members of `mtl data`.
 #pragma once
 
+#include <filesystem>
+#include <string>
+
 #include "cli/commands.h"
 
 namespace mtl {
+
+// Of the corpus that -o names. Throws Error usage.value for a folder.
+std::filesystem::path output_prefix(const std::string& output);
 
 int command_data_tokenize(const Arguments& args);
 int command_data_preview(const Arguments& args);

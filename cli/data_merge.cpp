@@ -31,10 +31,10 @@ int command_data_merge(const Arguments& args) {
                  .what = prefixes.empty() ? "no corpus is given" : "no output is given",
                  .help = "mtl data merge A B -o PREFIX"});
   }
-  const CorpusMeta meta =
-      merge_corpora({prefixes.begin(), prefixes.end()}, indexed_prefix(output), fresh);
-  fmt::print(stderr, "{}: {} documents, {} tokens\n", indexed_prefix(output).string(),
-             grouped(meta.documents), grouped(meta.tokens));
+  const std::filesystem::path to = output_prefix(output);
+  const CorpusMeta meta = merge_corpora({prefixes.begin(), prefixes.end()}, to, fresh);
+  fmt::print(stderr, "{}: {} documents, {} tokens\n", to.string(), grouped(meta.documents),
+             grouped(meta.tokens));
   return 0;
 }
 

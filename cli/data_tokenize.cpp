@@ -163,7 +163,7 @@ int command_data_tokenize(const Arguments& args) {
                  .what = options.inputs.empty() ? "no input is given" : "no output is given",
                  .help = "mtl data tokenize --tokenizer FILE -o PREFIX INPUT ..."});
   }
-  options.prefix = indexed_prefix(output);
+  options.prefix = output_prefix(output);
   options.format = format.value_or("");
   options.lines_are_documents = split_lines || document == "line";
   options.json_keys = split_at_commas(keys);

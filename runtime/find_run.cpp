@@ -33,11 +33,18 @@ fs::path find_run(const std::string& text) {
     const std::vector<fs::path> runs = runs_of(candidate);
     if (!runs.empty()) return runs.front();
   }
+  std::string help = "give a directory such as runs/NAME or runs/NAME/ID";
+  if (fs::exists(path / "config.json")) {
+    help =
+        fmt::format("make a run of a Hugging Face folder first: mtl ckpt import {} -o RUN", text);
+  } else if (path.extension() == ".yaml" || path.extension() == ".yml") {
+    help = "give the run that it has trained, by its run.name: runs/NAME";
+  }
   throw Error(
       Exit::data,
       {.code = "run.missing",
        .what = fmt::format("'{}' is neither a run, nor the name of one, nor a checkpoint", text),
-       .help = "give a directory such as runs/NAME or runs/NAME/ID"});
+       .help = help});
 }
 
 namespace {

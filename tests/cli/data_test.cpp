@@ -143,6 +143,7 @@ TEST_CASE("mtl data tokenize: standard input and mistakes") {
   mistake({"in.jsonl", "-o", "x"}, 2, "no tokenizer");
   mistake({"in.jsonl", "--tokenizer", "bytes"}, 2, "no output");
   mistake({"-o", "x", "--tokenizer", "bytes"}, 2, "no input");
+  mistake({"in.jsonl", "-o", "folder/", "--tokenizer", "bytes"}, 2, "folder/ is a folder");
   mistake({"in.jsonl", "-o", "x", "--tokenizer", "bytes"}, 6, "in.jsonl:11");
   mistake({"in.jsonl", "-o", "x", "--tokenizer", "bytes", "--skip_bad"}, 0,
           "bad lines passed over: 1");

@@ -99,7 +99,8 @@ std::unique_ptr<Tokenizer> load_json(fs::path path, const TokenizerOptions& opti
   }
   const nlohmann::json json = tokenizer::parse_json(read(path), path.string());
   const bool ours = json.is_object() && json.contains("format");
-  if (ours && options.type != "hf") return with_eod(json, options);
+  // Also where `hf` is said: the tokenizer.json of a run is one of ours.
+  if (ours) return with_eod(json, options);
   if (!ours && options.type == "mtl") {
     refuse(path.string(), "is not a tokenizer that mtl wrote",
            "for Hugging Face's tokenizer.json use data.tokenizer.type: hf");

@@ -166,6 +166,16 @@ TEST_CASE("tokenizer.json: what mtl has not and what cannot be is refused by nam
         tokenizer_from_json(small())->encode("the that"));
 }
 
+TEST_CASE("the tokenizer.json of a run is read whatever type is said") {
+  const TempDir dir;
+  const json ours = make_char_tokenizer("abc")->to_json();
+  const std::string path = dir.file("tokenizer.json", ours.dump());
+  for (const char* type : {"", "hf", "mtl"}) {
+    CAPTURE(std::string(type));
+    CHECK(load_tokenizer({.type = type, .file = path})->to_json() == ours);
+  }
+}
+
 TEST_CASE("tokenizer files that are damaged or hostile are refused with the reason") {
   const TempDir dir;
   const fs::path path = dir.path() / "tokenizer.json";
