@@ -208,13 +208,21 @@ bool has_failed(const JobOutcome& outcome) {
   return outcome.exit_code != 0 && !outcome.report.empty();
 }
 
+// With the words of the rank that failed, if they are among its last ones.
+std::string reason_of(const Diagnostic& headline) {
+  for (const std::string& note : headline.notes) {
+    if (note.starts_with("| error[")) return fmt::format("{}: {}", headline.what, note.substr(2));
+  }
+  return headline.what;
+}
+
 // The last words of the launcher, below everything that the run printed. `dir`: "" if another
 // process is the controller.
 void conclude(JobOutcome outcome, const std::filesystem::path& dir, bool fresh) {
   bool has_page = false;
   if (!dir.empty()) {
     if (has_failed(outcome)) {
-      record_failure(dir, outcome.exit_code, outcome.report.front().what);
+      record_failure(dir, outcome.exit_code, reason_of(outcome.report.front()));
     } else if (outcome.exit_code == static_cast<int>(Exit::requeue)) {
       record_stop(dir);
     }

@@ -126,6 +126,7 @@ TEST_CASE("a run that diverges says where as its last words") {
     CHECK(has(report, "health.nan=skip"));
     const json status = status_of(run_of(shell));
     CHECK(status["state"] == "failed");
+    CHECK(has(status["reason"].get<std::string>(), ": error[loss.nan]: "));
   }
 }
 
