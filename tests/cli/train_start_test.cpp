@@ -140,4 +140,23 @@ TEST_CASE("what evaluations decide wants something to evaluate on") {
   const Outcome loss = shell.mtl({"plan", "train.yaml", "data.split=[1]",
                                   "checkpoint.keep_best.k=1", "checkpoint.keep_best.metric=loss"});
   CHECK_FALSE(has(loss.err, "no_validation"));
+  // A text that is one document of a corpus is trained on as a whole.
+  REQUIRE(shell.mtl({"data", "tokenize", "--tokenizer", "bytes", "-o", "one", "corpus.txt"}).code ==
+          0);
+  const std::vector<std::string> whole = {"plan", "train.yaml", "data.train=one",
+                                          "data.tokenizer.type=auto"};
+  CHECK(has(shell.mtl(whole).err,
+            "warning[data.no_validation]: data.split [90, 10] leaves no sequence to evaluate on"));
+  std::vector<std::string> all = whole;
+  all.emplace_back("data.split=[1]");
+  CHECK_FALSE(has(shell.mtl(all).err, "no_validation"));
+}
+
+TEST_CASE("what is no run, and what it is") {
+  Shell shell;
+  write_recipe(shell, 10);
+  shell.write("folder/config.json", "{}");
+  CHECK(has(shell.mtl({"generate", "folder", "a"}).err, "mtl ckpt import folder -o RUN"));
+  CHECK(has(shell.mtl({"generate", "train.yaml", "a"}).err, "by its run.name: runs/NAME"));
+  CHECK(has(shell.mtl({"generate", "nothing", "a"}).err, "such as runs/NAME"));
 }
