@@ -1,12 +1,12 @@
 #include "runtime/comm/exact_values.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "runtime/comm/harness.h"
@@ -57,9 +57,14 @@ T reduced(std::span<const int> ranks, Reduce op, const Get& get) {
   return result;
 }
 
+// By whole words: a memcmp for each element is a tenth of the time of these tests.
 template <typename T>
 bool same(const Tensor& x, int64_t i, T value) {
-  return std::memcmp(x.as<T>() + i, &value, sizeof(T)) == 0;
+  using Bits =
+      std::conditional_t<sizeof(T) == 8, uint64_t,
+                         std::conditional_t<sizeof(T) == 4, uint32_t,
+                                            std::conditional_t<sizeof(T) == 2, uint16_t, uint8_t>>>;
+  return std::bit_cast<Bits>(x.as<T>()[i]) == std::bit_cast<Bits>(value);
 }
 
 }  // namespace
@@ -134,17 +139,26 @@ bool is_of(const Tensor& x, int64_t i, uint64_t seed, int rank) {
 }
 
 bool is_of(const Tensor& x, int64_t i, uint64_t seed, int rank, int64_t source) {
-  std::array<unsigned char, 8> bytes = {};
   const double value = value_of(seed, rank, source);
-  const auto put = [&](auto v) { std::memcpy(bytes.data(), &v, sizeof(v)); };
-  if (x.dtype == DType::f32) put(static_cast<float>(value));
-  if (x.dtype == DType::f64) put(value);
-  if (x.dtype == DType::i32) put(to_i32(value));
-  if (x.dtype == DType::bf16) put(to_bf16(static_cast<float>(value)));
-  if (x.dtype == DType::f16) put(static_cast<_Float16>(value));
-  if (x.dtype == DType::u8) put(static_cast<uint8_t>(to_i32(value) >> 8));
-  const int64_t size = bytes_of(x.dtype);
-  return std::memcmp(x.as<char>() + i * size, bytes.data(), static_cast<size_t>(size)) == 0;
+  switch (x.dtype) {
+    case DType::f32:
+      return same(x, i, static_cast<float>(value));
+    case DType::f64:
+      return same(x, i, value);
+    case DType::i32:
+      return same(x, i, to_i32(value));
+    case DType::bf16:
+      return same(x, i, to_bf16(static_cast<float>(value)));
+    case DType::f16:
+      return same(x, i, static_cast<_Float16>(value));
+    case DType::u8:
+      return same(x, i, static_cast<uint8_t>(to_i32(value) >> 8));
+    case DType::u16:
+    case DType::f8_e4m3:
+    case DType::f8_e5m2:
+      break;
+  }
+  return false;
 }
 
 namespace {
@@ -153,9 +167,9 @@ namespace {
 // where blocks, chunks and parts begin and end.
 int64_t next_to_check(int64_t i, int64_t numel) {
   ++i;
-  if (numel <= 20'000) return i;
-  while (i < numel && i % 13 != 0 && i % 1024 >= 4 && i % 1024 < 1020) ++i;
-  return i;
+  const int64_t in_block = i % 1024;
+  if (numel <= 20'000 || in_block < 4 || in_block >= 1020) return i;
+  return std::min((i + 12) / 13 * 13, i - in_block + 1020);
 }
 
 // Elements that member `from` of a group sends member `to` in a round.
