@@ -62,10 +62,16 @@ JobProgram program_of(const LaunchOptions& options, const LaunchRequest& request
   return job;
 }
 
+// Python runs it.
+bool is_script(const LaunchOptions& options, const std::string& program) {
+  return options.run_path || (!options.no_python && program.ends_with(".py"));
+}
+
 // The script, if it is one: it has to be on every host.
 std::vector<std::string> files_of(const LaunchOptions& options, const std::string& program) {
-  if (options.module || !std::filesystem::is_regular_file(program)) return {};
-  return {program};
+  if (options.module) return {};
+  const bool is_file = std::filesystem::is_regular_file(program);
+  return is_file || is_script(options, program) ? std::vector{program} : std::vector<std::string>();
 }
 
 // Here, or the blocks of every host as far as they are known before anybody is asked.
@@ -138,11 +144,6 @@ std::map<std::string, std::string> forwarded_environment(const LaunchRequest& re
     if (wanted && name.size() < text.size()) forwarded[name] = text.substr(name.size() + 1);
   }
   return forwarded;
-}
-
-// Python runs it.
-bool is_script(const LaunchOptions& options, const std::string& program) {
-  return options.run_path || (!options.no_python && program.ends_with(".py"));
 }
 
 std::vector<std::string> program_argv(const LaunchOptions& options, const std::string& program,

@@ -71,9 +71,7 @@ void Controller::received(LinkId link, const LinkMessage& message,
       return;
     case JobMessage::problems:
       if (joined) return;
-      if (auto problems = decode_diagnostics(message.body)) {
-        on_problems(link, std::move(*problems), now);
-      }
+      if (const auto problems = decode_problems(message.body)) on_problems(link, *problems, now);
       return;
     case JobMessage::interrupted:
       if (auto interrupted = decode_interrupted(message.body)) {

@@ -122,7 +122,7 @@ class Controller {
   std::optional<Diagnostic> refusal(const HelloMessage& hello, const std::string& host) const;
   void on_hello(LinkId link, const HelloMessage& hello, Time now);
   void on_join(LinkId link, const NodeOffer& offer, Time now);
-  void on_problems(LinkId link, std::vector<Diagnostic> problems, Time now);
+  void on_problems(LinkId link, const ProblemsMessage& problems, Time now);
   void on_ended(Node& node, WorkerEnd end, Time now);
   void on_stopped(LinkId link, const StoppedMessage& message, Time now);
   void urge(int signal, bool again, Time now);

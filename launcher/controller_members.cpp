@@ -33,7 +33,7 @@ void Controller::hosts_failed(const std::vector<int>& positions, const Diagnosti
   for (const int position : positions) {
     membership_.will_not_come(position);
     gathering_.troubles_of(position, options_.membership.expected[static_cast<size_t>(position)],
-                           {why});
+                           {why}, static_cast<int>(Exit::environment));
   }
   if (state_ == State::gathering) gather(now);
 }
@@ -138,13 +138,13 @@ void Controller::refuse(LinkId link, const Diagnostic& why, Time now) {
   if (state_ == State::gathering) gather(now);
 }
 
-void Controller::on_problems(LinkId link, std::vector<Diagnostic> problems, Time now) {
+void Controller::on_problems(LinkId link, const ProblemsMessage& problems, Time now) {
   const Node node = nodes_[link];
   const int position = node.job ? node.job->position : -1;
-  port_.send(link, JobMessage::refuse, 0, encode(problems));
+  port_.send(link, JobMessage::refuse, 0, encode(problems.errors));
   port_.close(link);
   nodes_.erase(link);
-  gathering_.troubles_of(position, node.host, std::move(problems));
+  gathering_.troubles_of(position, node.host, problems.errors, problems.exit_code);
   membership_.will_not_come(position);
   if (state_ == State::gathering) gather(now);
 }

@@ -20,6 +20,7 @@ constexpr milliseconds kOtherReasons{1'500};
 // The same where the command is typed on every node: who comes later is told by nobody, and waits
 // until his time to join is over.
 constexpr milliseconds kOtherNodes{15'000};
+constexpr int kUnfit = static_cast<int>(Exit::environment);
 // Of those with the same trouble.
 constexpr size_t kNamedHosts = 8;
 
@@ -43,7 +44,7 @@ void Gathering::begin(Time now) {
 }
 
 void Gathering::trouble(const Diagnostic& why) {
-  troubles_.push_back({.hosts = {}, .error = why});
+  troubles_.push_back({.hosts = {}, .error = why, .exit_code = kUnfit});
 }
 
 void Gathering::hopeless(const Diagnostic& why) {
@@ -51,8 +52,8 @@ void Gathering::hopeless(const Diagnostic& why) {
   ++hopeless_;
 }
 
-void Gathering::troubles_of(int position, const std::string& host,
-                            std::vector<Diagnostic> problems) {
+void Gathering::troubles_of(int position, const std::string& host, std::vector<Diagnostic> problems,
+                            int exit_code) {
   for (Diagnostic& problem : problems) {
     const auto same = [&](const Trouble& one) {
       return !one.hosts.empty() && one.error.code == problem.code &&
@@ -62,7 +63,8 @@ void Gathering::troubles_of(int position, const std::string& host,
     if (known != troubles_.end()) {
       known->hosts.emplace_back(position, host);
     } else {
-      troubles_.push_back({.hosts = {{position, host}}, .error = std::move(problem)});
+      troubles_.push_back(
+          {.hosts = {{position, host}}, .error = std::move(problem), .exit_code = exit_code});
     }
   }
 }
@@ -93,6 +95,15 @@ std::vector<Diagnostic> Gathering::reports() const {
   return reports;
 }
 
+// One for several reasons is none of theirs.
+int Gathering::exit_code() const {
+  const auto differs = [&](const Trouble& one) {
+    return one.exit_code != troubles_.front().exit_code;
+  };
+  const bool one = !troubles_.empty() && std::none_of(troubles_.begin(), troubles_.end(), differs);
+  return one ? troubles_.front().exit_code : kUnfit;
+}
+
 Diagnostic Gathering::not_enough(const Membership& members, bool late) const {
   // Of the hosts that are not waited for any more, because others cannot come, nothing is known.
   const std::string bad = members.known_bad();
@@ -120,7 +131,7 @@ Gathering::Step Gathering::look(const Membership& members, Time now) {
                                           : members.awaited() == 0;
   if (late || (impossible_since_ && (heard_all || now >= *impossible_since_ + patience()))) {
     step.kind = Step::give_up;
-    step.outcome.exit_code = static_cast<int>(late ? Exit::timeout : Exit::environment);
+    step.outcome.exit_code = late ? static_cast<int>(Exit::timeout) : exit_code();
     step.outcome.report = reports();
     step.outcome.report.push_back(not_enough(members, late));
   } else if (now >= next_word_) {

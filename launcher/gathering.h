@@ -29,8 +29,10 @@ class Gathering {
   // controller is, is in: before, that machine could not be told; and when the others are, or have
   // had some time to come, so that they are told too.
   void hopeless(const Diagnostic& why);
-  // The same on several hosts is one error. `position`: in the list of hosts.
-  void troubles_of(int position, const std::string& host, std::vector<Diagnostic> problems);
+  // The same on several hosts is one error. `position`: in the list of hosts. `exit_code`: of the
+  // job, if it fails of nothing else.
+  void troubles_of(int position, const std::string& host, std::vector<Diagnostic> problems,
+                   int exit_code);
   // All of it, and it is forgotten: the job goes on without those hosts.
   std::vector<Diagnostic> take_troubles();
 
@@ -49,8 +51,10 @@ class Gathering {
     // With their positions; empty: `error` names its host itself.
     std::vector<std::pair<int, std::string>> hosts;
     Diagnostic error;
+    int exit_code = 0;
   };
   std::vector<Diagnostic> reports() const;
+  int exit_code() const;
   std::chrono::milliseconds patience() const;  // with the others, once there can be no job
   Diagnostic not_enough(const Membership& members, bool late) const;
 

@@ -424,6 +424,18 @@ std::optional<FinishMessage> decode_finish(const std::string& body) {
 
 std::string encode(const InterruptedMessage& message) {
   const json object = {{"signal", message.signal}, {"when_ns", to_json(message.when)}};
+std::string encode(const ProblemsMessage& message) {
+  return json({{"exit", message.exit_code}, {"errors", to_json(message.errors)}}).dump();
+}
+std::optional<ProblemsMessage> decode_problems(const std::string& body) {
+  return decode(body, [](const json& object) {
+    ProblemsMessage message;
+    message.exit_code = object.at("exit");
+    message.errors = diagnostics_of(object.at("errors"));
+    return message;
+  });
+}
+
   return object.dump();
 }
 std::optional<InterruptedMessage> decode_interrupted(const std::string& body) {

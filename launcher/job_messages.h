@@ -107,6 +107,11 @@ struct StoppedMessage {
   std::vector<Diagnostic> errors;
   int exit_code = 0;
 };
+// What would keep a node from running its part, before there is one, with the exit code of that.
+struct ProblemsMessage {
+  int exit_code = 0;
+  std::vector<Diagnostic> errors;
+};
 // INT, TERM or HUP at a node.
 struct InterruptedMessage {
   int signal = 0;
@@ -127,6 +132,7 @@ std::string encode(const StopMessage& message);
 std::string encode(const StoppedMessage& message);
 std::string encode(const WorkerEnd& end);
 std::string encode(const FinishMessage& message);
+std::string encode(const ProblemsMessage& message);
 std::string encode(const InterruptedMessage& message);
 std::string encode_number(int64_t number);  // signal
 
@@ -141,6 +147,7 @@ std::optional<StopMessage> decode_stop(const std::string& body);
 std::optional<StoppedMessage> decode_stopped(const std::string& body);
 std::optional<WorkerEnd> decode_end(const std::string& body);
 std::optional<FinishMessage> decode_finish(const std::string& body);
+std::optional<ProblemsMessage> decode_problems(const std::string& body);
 std::optional<InterruptedMessage> decode_interrupted(const std::string& body);
 std::optional<int64_t> decode_number(const std::string& body);
 

@@ -151,7 +151,9 @@ class Node {
         return;
       case JobMessage::refuse:
         if (auto why = decode_diagnostics(message.body)) {
-          result_ = {.exit_code = static_cast<int>(Exit::environment),
+          // The launcher knows, and srun would end the others for it, who have not said yet what is
+          // wrong with them.
+          result_ = {.exit_code = options_.remote ? 0 : static_cast<int>(Exit::environment),
                      .report = std::move(*why),
                      .controller_lost = false};
         }
@@ -182,7 +184,8 @@ class Node {
     try {
       send(JobMessage::join, encode(offer(job)));
     } catch (const Error& error) {
-      send(JobMessage::problems, encode(error.diagnostics()));
+      send(JobMessage::problems, encode(ProblemsMessage{.exit_code = static_cast<int>(error.exit()),
+                                                        .errors = error.diagnostics()}));
     }
   }
 

@@ -34,12 +34,8 @@ StoppedMessage NodeGeneration::run_ranks(const NodeJob& job, const ReservedPort&
                                          const JobEars& ears) {
   StoppedMessage stopped;
   try {
-    if (assign_.program) {
-      // Where each node was typed, this is the first that it hears of the run directory.
-      Diagnostics problems;
-      look_for_files(*assign_.program, problems);
-      problems.throw_if_errors(Exit::environment);
-    }
+    // Where each node was typed, this is the first that it hears of the run directory.
+    if (assign_.program) look_for_files(*assign_.program);
     stopped.warnings = run_generation(job, assign_, port, ears, this).warnings;
   } catch (const Error& error) {
     stopped.errors = error.diagnostics();

@@ -1,8 +1,10 @@
 #include "launcher/node_offer.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <unistd.h>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -16,28 +18,49 @@ namespace mtl {
 
 namespace {
 
-template <typename Action>
-void add_errors_of(Action action, Diagnostics& problems) {
-  try {
-    action();
-  } catch (const Error& error) {
-    for (const Diagnostic& diagnostic : error.diagnostics()) problems.add(diagnostic);
+// What keeps this node from taking part, all of it at once. The exit code is that of the first.
+class Problems {
+ public:
+  void add(Diagnostic problem, Exit exit) {
+    if (all_.empty()) exit_ = exit;
+    all_.push_back(std::move(problem));
   }
-}
+  template <typename Action>
+  void add_errors_of(Action action) {
+    try {
+      action();
+    } catch (const Error& error) {
+      for (const Diagnostic& problem : error.diagnostics()) add(problem, error.exit());
+    }
+  }
+  void throw_if_any() const {
+    if (!all_.empty()) throw Error(exit_, all_);
+  }
 
-void look_for_program(const JobProgram& program, Diagnostics& problems) {
+ private:
+  std::vector<Diagnostic> all_;
+  Exit exit_ = Exit::environment;
+};
+
+void look_for_program(const JobProgram& program, Problems& problems) {
   const std::string& folder = program.working_directory;
   if (!folder.empty() && chdir(folder.c_str()) != 0) {
     problems.add({.code = "launch.remote_files",
                   .what = "there is no folder " + folder,
-                  .help = "start from a folder that all hosts share, or copy it there"});
+                  .help = "start from a folder that all hosts share, or copy it there"},
+                 Exit::environment);
     return;
   }
-  if (!look_for_files(program, problems) || program.argv.empty()) return;
+  problems.add_errors_of([&] { look_for_files(program); });
+  if (program.argv.empty()) return;
+  const std::vector<std::string>& files = program.needed_files;
+  const bool told = std::find(files.begin(), files.end(), program.argv.front()) != files.end() &&
+                    access(program.argv.front().c_str(), F_OK) != 0;
+  if (told) return;
   WorkerCommand command;
   command.argv = program.argv;
   command.env = program.env;
-  add_errors_of([&] { prepare_launch(command); }, problems);
+  problems.add_errors_of([&] { prepare_launch(command); });
 }
 
 // The third word of sshd's "client port server port".
@@ -73,30 +96,32 @@ std::vector<std::string> addresses_here(const std::string& interface, const Node
 
 }  // namespace
 
-bool look_for_files(const JobProgram& program, Diagnostics& problems) {
-  bool is_there = true;
+void look_for_files(const JobProgram& program) {
+  Problems problems;
   for (const std::string& file : program.needed_files) {
     // A program may be run without being readable.
     const bool is_program = !program.argv.empty() && file == program.argv.front();
     if (access(file.c_str(), is_program ? F_OK : R_OK) == 0) continue;
-    is_there = is_there && !is_program;
+    // Of a program it is the program itself, or its script.
+    const int of_program = errno == ENOENT ? kNotFound : kNotExecutable;
     problems.add({.code = "launch.remote_files",
                   .what = "cannot read " + file,
                   .help = "it has to be on every host, at the same path (a shared file system, "
-                          "or a copy); run.dir of a train.yaml has to be shared"});
+                          "or a copy); run.dir of a train.yaml has to be shared"},
+                 program.is_ours ? Exit::environment : static_cast<Exit>(of_program));
   }
-  return is_there;
+  problems.throw_if_any();
 }
 
 void prepare_node(NodeJob& job) {
-  Diagnostics problems;
+  Problems problems;
   look_for_program(job.program, problems);
   const auto look_at_machine = [&] {
     job.slots = node_slots(job);
     if (!job.interface.empty()) addresses_of(job.interface);
   };
-  add_errors_of(look_at_machine, problems);
-  problems.throw_if_errors(Exit::environment);
+  problems.add_errors_of(look_at_machine);
+  problems.throw_if_any();
 }
 
 NodeOffer offer_of(const NodeJob& job, int rank, uint16_t port, const NodeReach& reach) {

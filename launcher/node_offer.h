@@ -9,13 +9,13 @@
 
 namespace mtl {
 
-// Adds a "launch.remote_files" for each file of the program that cannot be read here. False if the
-// program itself is missing.
-bool look_for_files(const JobProgram& program, Diagnostics& problems);
+// Throws an Error with a "launch.remote_files" for each file of the program that cannot be read
+// here: exit 127 or 126 if it is a program of others, which then cannot run.
+void look_for_files(const JobProgram& program);
 
 // Goes to the job's working directory, finds what would keep its workers from starting, and counts
-// the slots where the job leaves that to us. Throws all that is wrong as one Error
-// (Exit::environment).
+// the slots where the job leaves that to us. Throws all that is wrong as one Error, with the exit
+// code of the first.
 void prepare_node(NodeJob& job);
 
 // How this node is reached, as far as it can know.

@@ -179,12 +179,14 @@ TEST_CASE_FIXTURE(Machines, "what is missing on a host is said before anything r
     REQUIRE(cluster.head({"/bin/sh", "-c", "echo 'print(1)' > /dev/shm/x.py"}).code == 0);
     argv = kAll + std::vector<std::string>{"/dev/shm/x.py"};
     code = "launch.remote_files";
+    exit_code = 127;
     words = "m1, m2, m3, m4: cannot read /dev/shm/x.py\n";
   }
   SUBCASE("the program") {
     REQUIRE(cluster.head({"/bin/sh", "-c", "cp /bin/true /dev/shm/prog"}).code == 0);
     argv = kAll + std::vector<std::string>{"--", "/dev/shm/prog"};
     code = "launch.remote_files";
+    exit_code = 127;
     words = "m1, m2, m3, m4: cannot read /dev/shm/prog\n";
   }
   SUBCASE("the interpreter") {
@@ -194,6 +196,7 @@ TEST_CASE_FIXTURE(Machines, "what is missing on a host is said before anything r
     const std::string script = cluster.write("x.py", "print(1)\n");
     argv = kAll + std::vector<std::string>{"--remote_program", thin, "--", "python3", script};
     code = "launch.program_missing";
+    exit_code = 127;
     words = "m3: ";
   }
   CAPTURE(code);

@@ -179,8 +179,8 @@ TEST_CASE("hosts: of the same trouble on several one error, after all were heard
     controller.expect(link, host, job);
     controller.received(link, {static_cast<uint16_t>(kind), 0, std::move(body)}, 0ns, now);
   };
-  tell(2, "b", JobMessage::problems, encode(two));
-  tell(1, "a", JobMessage::problems, encode(two));
+  tell(2, "b", JobMessage::problems, encode(ProblemsMessage{4, two}));
+  tell(1, "a", JobMessage::problems, encode(ProblemsMessage{4, two}));
   CHECK(!controller.outcome());  // four reasons, but of two hosts
   tell(3, "c", JobMessage::hello, encode(HelloMessage{"2", "c", {}}));
   controller.tick(now);
@@ -192,6 +192,36 @@ TEST_CASE("hosts: of the same trouble on several one error, after all were heard
   CHECK(report[2].code == "launch.version");
   CHECK(report[2].what == "c has mtl 2, and this is mtl 1");
   CHECK(report[3].notes[0] == "missing: a, b, c");
+}
+
+TEST_CASE(
+    "hosts: a job fails with the exit code of what keeps its hosts out, if that is one thing") {
+  ControllerOptions options;
+  options.membership.min_nodes = options.membership.max_nodes = 2;
+  options.membership.expected = {"a", "b"};
+  options.version = "1";
+  options.prepare = [](int, int64_t) -> std::optional<JobProgram> { return {}; };
+  const auto exit_code_of = [&](const std::vector<int>& codes) {
+    ToldPort port;
+    const auto now = std::chrono::steady_clock::now();
+    Controller controller(options, port, now);
+    for (size_t i = 0; i < codes.size(); ++i) {
+      NodeJob job;
+      job.position = static_cast<int>(i);
+      const LinkId link = i + 1;
+      controller.expect(link, options.membership.expected[i], job);
+      const ProblemsMessage problems{codes[i],
+                                     {{.code = "launch.x", .what = std::to_string(codes[i])}}};
+      controller.received(link, {static_cast<uint16_t>(JobMessage::problems), 0, encode(problems)},
+                          0ns, now);
+    }
+    if (codes.size() < 2) controller.host_failed(1, {.code = "ssh.connect", .what = "b"}, now);
+    REQUIRE(controller.outcome());
+    return controller.outcome()->exit_code;
+  };
+  CHECK(exit_code_of({127, 127}) == 127);
+  CHECK(exit_code_of({127, 126}) == 4);
+  CHECK(exit_code_of({127}) == 4);
 }
 
 TEST_CASE("survivors that fail because their peer's machine vanished do not hide the loss") {

@@ -174,8 +174,7 @@ class History final : public ControllerPort {
     }
     if (dice < 54) {  // mostly what it may not say any more
       if (!node->joined) node->refused = true;
-      tell(link, JobMessage::problems, encode(std::vector<Diagnostic>{{.code = "x", .what = "y"}}),
-           0);
+      tell(link, JobMessage::problems, encode(ProblemsMessage{4, {{.code = "x", .what = "y"}}}), 0);
       return;
     }
     if (dice < 56) return hello(link, "2");

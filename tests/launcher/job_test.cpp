@@ -155,7 +155,7 @@ TEST_CASE("hosts: what is missing is said before anything starts") {
   SUBCASE("the program") {
     job.program.argv = {"/no/such/program"};
     const JobOutcome outcome = run_job(job);
-    CHECK(outcome.exit_code == 4);
+    CHECK(outcome.exit_code == 127);
     REQUIRE(outcome.report.size() == 2);  // of both hosts at once, and that they are too few
     CHECK(outcome.report[0].what.find("/no/such/program") != std::string::npos);
     CHECK(outcome.report[0].what.starts_with("localhost, 127.0.0.1: "));

@@ -65,6 +65,19 @@ TEST_CASE("salloc and a program see every node once and MASTER_ADDR is one for a
   CHECK(is_quiet(slurm));
 }
 
+TEST_CASE("a program that the nodes have not is named by all of them, and is the job's exit code") {
+  const Slurm slurm(3);
+  for (int i = 0; i < 3; ++i) {
+    const CommandEnd end =
+        slurm.run({"salloc", "-Q", "-N3", kMtl, "launch", "--cpu", "--", "nosuch"});
+    CAPTURE(end.err);
+    CHECK(end.code == 127);
+    CHECK(has(end.err, "error[launch.program_missing]: n1, n2, n3: there is no program 'nosuch'"));
+    // srun ended the others because the first had failed.
+    CHECK_FALSE(has(end.err, "slurm.srun"));
+  }
+}
+
 TEST_CASE("GPUs of the allocation give the ranks and explicit flags win") {
   const Slurm slurm(4);
   const auto dry = [&](std::vector<std::string> flags) {
