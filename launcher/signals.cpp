@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fcntl.h>
 #include <unistd.h>
@@ -16,9 +17,14 @@ namespace {
 std::atomic<int> target{-1};
 static_assert(std::atomic<int>::is_always_lock_free);
 
-void note_signal(int signal) {
+// On the way from the handler: typed at the terminal, not sent by a process.
+constexpr unsigned char kTyped = 0x80;
+// timeout(1) sends its signal to its child and then to their process group.
+constexpr std::chrono::milliseconds kOneRequest{300};
+
+void note_signal(int signal, siginfo_t* info, void* /*context*/) {
   const int saved = errno;
-  const auto byte = static_cast<unsigned char>(signal);
+  const auto byte = static_cast<unsigned char>(signal | (info->si_code == SI_KERNEL ? kTyped : 0));
   if (write(target.load(), &byte, 1) < 0) {
     // Full: thousands are waiting already.
   }
@@ -56,8 +62,8 @@ SignalPipe::SignalPipe(bool holds_others) {
     const bool ignored = previous.action.sa_handler == SIG_IGN;
     if (ignored && (signal == SIGHUP || signal == SIGINT || signal == SIGQUIT)) continue;
     struct sigaction action {};
-    action.sa_handler = note_signal;
-    action.sa_flags = SA_RESTART;
+    action.sa_sigaction = note_signal;
+    action.sa_flags = SA_RESTART | SA_SIGINFO;
     sigfillset(&action.sa_mask);
     sigaction(signal, &action, nullptr);
     sigaddset(&watched, signal);
@@ -77,9 +83,26 @@ std::vector<int> SignalPipe::take() {
   unsigned char bytes[64];
   ssize_t got;
   while ((got = read(read_.get(), bytes, sizeof bytes)) > 0) {
-    signals.insert(signals.end(), bytes, bytes + got);
+    for (ssize_t i = 0; i < got; ++i) {
+      const int signal = bytes[i] & ~kTyped;
+      if (!is_repetition(signal, (bytes[i] & kTyped) != 0)) signals.push_back(signal);
+    }
   }
   return signals;
+}
+
+bool SignalPipe::is_repetition(int signal, bool typed) {
+  if (signal != SIGINT && signal != SIGTERM && signal != SIGHUP) return false;
+  const auto now = std::chrono::steady_clock::now();
+  if (asked_ != 0) {
+    // Of a closed window: the kernel, the shell and the session's manager each tell it.
+    if (signal == SIGHUP) return true;
+    const bool same = signal == asked_ || asked_ == SIGHUP;
+    if (same && !typed && now - asked_at_ < kOneRequest) return true;
+  }
+  asked_ = signal;
+  asked_at_ = now;
+  return false;
 }
 
 void hold_usr2() {

@@ -3,6 +3,7 @@
 // server) need not have them blocked.
 #pragma once
 
+#include <chrono>
 #include <csignal>
 #include <string>
 #include <vector>
@@ -22,7 +23,9 @@ class SignalPipe {
   SignalPipe& operator=(const SignalPipe&) = delete;
 
   int fd() const { return read_.get(); }
-  // The signals that have arrived, oldest first.
+  // The signals that have arrived, oldest first. Of requests to stop those that repeat another are
+  // left out: a HUP behind any, and an INT or TERM that a process sends within a moment of the same
+  // one or of a HUP.
   std::vector<int> take();
 
  private:
@@ -30,8 +33,12 @@ class SignalPipe {
     int signal;
     struct sigaction action;
   };
+  bool is_repetition(int signal, bool typed);
+
   Fd read_, write_;
   std::vector<Previous> previous_;
+  int asked_ = 0;  // the last request to stop that counted, 0 = none
+  std::chrono::steady_clock::time_point asked_at_{};
   sigset_t mask_;  // of the thread that made it
 };
 

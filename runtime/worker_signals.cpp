@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
@@ -48,6 +49,7 @@ void receive() {
   std::thread([set] {
     siginfo_t info;
     bool asked = false;  // by somebody other than the parent
+    std::chrono::steady_clock::time_point asked_at;
     for (int signal = 0; (signal = sigwaitinfo(&set, &info)) > 0 || errno == EINTR;) {
       if (signal <= 0) continue;
       if (signal == SIGUSR1) {
@@ -57,6 +59,10 @@ void receive() {
       stop = true;
       if (at_once) end_here();
       if (signal == SIGUSR2 || info.si_pid == getppid()) continue;
+      // timeout(1) sends its signal to its child and then to their process group.
+      const auto now = std::chrono::steady_clock::now();
+      if (asked && now - asked_at < std::chrono::milliseconds(300)) continue;
+      asked_at = now;
       if (std::exchange(asked, true)) {
         ::signal(signal, SIG_DFL);
         pthread_sigmask(SIG_UNBLOCK, &set, nullptr);

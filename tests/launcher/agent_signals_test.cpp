@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 
 #include <doctest/doctest.h>
 
@@ -121,6 +122,39 @@ TEST_CASE("a second signal kills at once, whatever it is") {
   kill(agent.pid(), SIGINT);
   CHECK(agent.wait() == 128 + SIGTERM);
   CHECK(!alive(worker));
+}
+
+TEST_CASE("a signal that is sent twice at once, or a HUP behind another, is no second wish") {
+  for (const auto& [first, second] : {std::pair{SIGTERM, SIGTERM},
+                                      {SIGINT, SIGINT},
+                                      {SIGHUP, SIGHUP},
+                                      {SIGTERM, SIGHUP},
+                                      {SIGHUP, SIGTERM}}) {
+    CAPTURE(first);
+    CAPTURE(second);
+    TempDir folder;
+    const std::string ready = folder / "ready";
+    const std::string asked = folder / "asked";
+    Child agent([&] {
+      const std::string wait =
+          "; while :; do sleep 0.02; [ -e " + (folder / "end").string() + " ] && exit 75; done";
+      AgentOptions options =
+          shells({"trap 'echo $$ > " + asked + "' TERM INT; echo $$ > " + ready + wait});
+      options.grace = std::chrono::hours(1);
+      return run_agent(options).exit_code;
+    });
+    const pid_t worker = pid_in(ready);
+    REQUIRE(worker > 0);
+    kill(agent.pid(), first);
+    // A HUP may come long after, of a shell that had to write its history.
+    if (second == SIGHUP) CHECK(pid_in(asked) == worker);
+    kill(agent.pid(), second);
+    CHECK(pid_in(asked) == worker);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    CHECK(alive(worker));
+    write(folder / "end", "");
+    CHECK(agent.wait() == 75);
+  }
 }
 
 TEST_CASE("a failure after the request to stop is a failure") {

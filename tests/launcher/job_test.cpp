@@ -247,7 +247,7 @@ TEST_CASE("hosts: a request to stop reaches every rank and a second one kills") 
     kill(launcher.pid(), SIGTERM);
     // Two that come together are one.
     for (int rank = 0; rank < 4; ++rank) pid_in(dir.path() / ("t" + std::to_string(rank)));
-    kill(launcher.pid(), SIGTERM);
+    kill(launcher.pid(), SIGINT);
     CHECK(launcher.wait() == 143);
   }
 }
