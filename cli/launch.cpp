@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
@@ -39,7 +40,7 @@ void declare(CommandLine& line, LaunchOptions& options, std::string& program,
   }
   line.positional("train.yaml | PROGRAM", program,
                   "a train.yaml trains with mtl; a .py script runs under python3; anything else, "
-                  "or whatever follows `--`, is started as it is");
+                  "a .yaml behind `--` too, is started as it is");
   line.rest(
       "key=value | ARGS", arguments,
       "after a train.yaml: settings, such as train.steps=2000; after a program: its arguments");
@@ -111,34 +112,9 @@ bool is_train_yaml(const LaunchOptions& options, const std::string& program, boo
 
 namespace {
 
-int launch(const Arguments& args, bool submits) {
-  LaunchOptions options;
-  std::string program;
-  std::vector<std::string> arguments;
-  const std::string name = submits ? "submit" : "launch";
-  CommandLine line(
-      {name + " [options] train.yaml [key=value ...]", name + " [options] [-m] PROGRAM [args ...]"},
-      submits ? "Checks a launch as mtl launch does and submits it to SLURM as a job that "
-                "starts it on its nodes: mtl launch --via slurm. The script that is "
-                "submitted, the train.yaml as it is now and the log lie in a folder of "
-                "the job's own."
-              : "Trains what a train.yaml describes, or starts any program, one process "
-                "per rank (launch.spawn=threads trains with one process and a thread per "
-                "rank). The same command continues a run that was stopped; all errors of "
-                "the configuration are reported before anything starts.");
-  declare(line, options, program, arguments, submits);
-  if (submits) options.run.given.flags["via"] = {{"slurm"}, "mtl submit"};
-  options.words = {"mtl", name};
-  options.words.insert(options.words.end(), args.begin(), args.end());
-
-  const SplitArguments split = line.split(args);
-  options.after_separator = split.after_separator;
-  Arguments own(split.own, args.description);
-  if (!split.program.empty()) {
-    own.insert(own.end(), {"--", split.program});
-    own.insert(own.end(), split.rest.begin(), split.rest.end());
-  }
-  if (!line.parse(own)) return 0;
+// Once the command line is read; `line` reads again what follows a train.yaml.
+int start(CommandLine& line, const SplitArguments& split, LaunchOptions& options,
+          std::string& program, std::vector<std::string>& arguments) {
   check_order(program);
   hold_usr2();
   read_launch_environment(options.run.given);
@@ -167,6 +143,44 @@ int launch(const Arguments& args, bool submits) {
                                         .help = "leave --fresh out"});
   }
   return launch_program(options, program, arguments);
+}
+
+int launch(const Arguments& args, bool submits) {
+  LaunchOptions options;
+  std::string program;
+  std::vector<std::string> arguments;
+  const std::string name = submits ? "submit" : "launch";
+  CommandLine line(
+      {name + " [options] train.yaml [key=value ...]", name + " [options] [-m] PROGRAM [args ...]"},
+      submits ? "Checks a launch as mtl launch does and submits it to SLURM as a job that "
+                "starts it on its nodes: mtl launch --via slurm. The script that is "
+                "submitted, the train.yaml as it is now and the log lie in a folder of "
+                "the job's own."
+              : "Trains what a train.yaml describes, or starts any program, one process "
+                "per rank (launch.spawn=threads trains with one process and a thread per "
+                "rank). The same command continues a run that was stopped; all errors of "
+                "the configuration are reported before anything starts.");
+  declare(line, options, program, arguments, submits);
+  if (submits) options.run.given.flags["via"] = {{"slurm"}, "mtl submit"};
+  options.words = {"mtl", name};
+  options.words.insert(options.words.end(), args.begin(), args.end());
+
+  const SplitArguments split = line.split(args);
+  options.after_separator = split.after_separator;
+  Arguments own(split.own, args.description);
+  if (!split.program.empty()) {
+    own.insert(own.end(), {"--", split.program});
+    own.insert(own.end(), split.rest.begin(), split.rest.end());
+  }
+  if (!line.parse(own)) return 0;
+  try {
+    return start(line, split, options, program, arguments);
+  } catch (const Error& error) {
+    // Who reads the document learns what is wrong from it too.
+    const bool documents = options.json && is_on(options.run.given, "dry_run");
+    if (documents && !submits) fmt::print("{}\n", problems_json(error).dump(2));
+    throw;
+  }
 }
 
 }  // namespace

@@ -74,6 +74,8 @@ std::string rank_table(const std::vector<WorkerCommand>& commands,
 // out where this machine does not have what they need; `problems` says why.
 nlohmann::ordered_json launch_json(const LaunchRequest& request, const JobProgram& program,
                                    const std::string& config_file);
+// The same document where there is nothing to start: the errors, and the exit code that follows.
+nlohmann::ordered_json problems_json(const Error& error);
 // What each rank executes: the interpreter in front of a script or a module.
 std::vector<std::string> program_argv(const LaunchOptions& options, const std::string& program,
                                       const std::vector<std::string>& arguments);

@@ -17,6 +17,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr const char* kLaunchSchema = "mtl.launch/1";
+
 Json text_or_null(const std::string& text) {
   return text.empty() ? Json(nullptr) : Json(text);
 }
@@ -62,6 +64,25 @@ Json settings_json(const LaunchRequest& request) {
   return json;
 }
 
+Json problem_json(const Diagnostic& problem) {
+  Json json;
+  const bool warning = problem.severity == Diagnostic::Severity::warning;
+  json["severity"] = warning ? "warning" : "error";
+  json["code"] = problem.code;
+  json["what"] = problem.what;
+  json["file"] = text_or_null(problem.place ? problem.place->file : "");
+  json["line"] = number_or_null(problem.place ? problem.place->line : 0, 0);
+  json["notes"] = problem.notes;
+  json["help"] = text_or_null(problem.help);
+  return json;
+}
+
+Json problems_of(const Error& error) {
+  Json problems = Json::array();
+  for (const Diagnostic& problem : error.diagnostics()) problems.push_back(problem_json(problem));
+  return problems;
+}
+
 Json rank_json(const WorkerCommand& command, const std::string& host) {
   Json json;
   json["rank"] = command.rank;
@@ -79,10 +100,18 @@ Json rank_json(const WorkerCommand& command, const std::string& host) {
 
 }  // namespace
 
+Json problems_json(const Error& error) {
+  Json json;
+  json["schema"] = kLaunchSchema;
+  json["exit_code"] = static_cast<int>(error.exit());
+  json["problems"] = problems_of(error);
+  return json;
+}
+
 Json launch_json(const LaunchRequest& request, const JobProgram& program,
                  const std::string& config_file) {
   Json json;
-  json["schema"] = "mtl.launch/1";
+  json["schema"] = kLaunchSchema;
   json["config_file"] = text_or_null(config_file);
   json["mode"] = request.mode == LaunchRequest::Mode::local        ? "local"
                  : request.mode == LaunchRequest::Mode::hosts      ? "hosts"
@@ -106,9 +135,7 @@ Json launch_json(const LaunchRequest& request, const JobProgram& program,
     try {
       placement = place_here(request);
     } catch (const Error& error) {
-      for (const Diagnostic& problem : error.diagnostics()) {
-        json["problems"].push_back({{"code", problem.code}, {"what", problem.what}});
-      }
+      json["problems"] = problems_of(error);
     }
     for (const auto& command :
          node_commands(program, config_here(request.config), layout, placement, "")) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include "cli/program.h"
 #include "support/text.h"
@@ -130,4 +131,30 @@ TEST_CASE("--dry-run of a program prints what would be started, and starts nothi
   CHECK(std::filesystem::exists(shell.dir() / "started"));
   std::filesystem::remove(shell.dir() / "started");
   CHECK_FALSE(std::filesystem::exists(shell.dir() / "started"));
+}
+
+TEST_CASE("--dry-run --json says what is wrong in its document, too") {
+  Shell shell;
+  shell.write("train.yaml", "model:\n  layerz: 2\n");
+  const auto problems = [&](const std::vector<std::string>& more, int code) {
+    std::vector<std::string> words = {"launch", "--dry-run", "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = shell.mtl(words);
+    CAPTURE(outcome.err);
+    CHECK(outcome.code == code);
+    CHECK(has(outcome.err, "error["));
+    const auto document = nlohmann::json::parse(outcome.out);
+    CHECK(document["schema"] == "mtl.launch/1");
+    CHECK(document["exit_code"] == code);
+    return document["problems"];
+  };
+  const auto of_file = problems({"train.yaml"}, 3);
+  REQUIRE(of_file.size() >= 1);
+  CHECK(of_file[0]["severity"] == "error");
+  CHECK(of_file[0]["code"] == "config.unknown_key");
+  CHECK(of_file[0]["file"] == "train.yaml");
+  CHECK(of_file[0]["line"] == 2);
+  CHECK(problems({"--tee", "7", "--", "true"}, 3)[0]["code"] == "launch.value");
+  CHECK(problems({"model.layers=2", "train.yaml"}, 2)[0]["code"] == "usage.order");
+  CHECK(shell.mtl({"launch", "--dry-run", "--tee", "7", "--", "true"}).out.empty());
 }
