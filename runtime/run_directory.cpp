@@ -30,16 +30,6 @@ namespace {
 
 constexpr const char* kFence = "fence";
 
-std::string new_run_id() {
-  const std::time_t now = std::time(nullptr);
-  static constexpr std::string_view kLetters = "abcdefghjkmnpqrstvwxyz23456789";
-  std::random_device random;
-  std::uniform_int_distribution<size_t> letter(0, kLetters.size() - 1);
-  std::string suffix;
-  for (int i = 0; i < 4; ++i) suffix += kLetters[letter(random)];
-  return fmt::format("{:%Y%m%d-%H%M%S}-{}", fmt::gmtime(now), suffix);
-}
-
 // The number in the fence file; 0 = none.
 int64_t fence_of(const fs::path& dir) {
   int64_t fence = 0;
@@ -199,6 +189,22 @@ void check_same(const CheckedRun& run, const CheckpointReader& reader, const fs:
 
 }  // namespace
 
+std::string run_id(std::chrono::system_clock::time_point when) {
+  // In the order of their codes.
+  static constexpr std::string_view kLetters = "23456789abcdefghjkmnpqrstvwxyz";
+  constexpr size_t kCount = kLetters.size();
+  const auto second = std::chrono::floor<std::chrono::seconds>(when);
+  const auto micros = static_cast<size_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(when - second).count());
+  const size_t part = micros * kCount * kCount / 1'000'000;
+  std::random_device random;
+  std::uniform_int_distribution<size_t> letter(0, kCount - 1);
+  return fmt::format("{:%Y%m%d-%H%M%S}-{}{}{}{}",
+                     fmt::gmtime(std::chrono::system_clock::to_time_t(second)),
+                     kLetters[part / kCount], kLetters[part % kCount], kLetters[letter(random)],
+                     kLetters[letter(random)]);
+}
+
 // Two launches in one run directory would write each other's checkpoints. The lock goes with the
 // process, however it ends.
 Fd lock_run(const fs::path& dir) {
@@ -248,7 +254,7 @@ RunDirectory open_run(const CheckedRun& run, std::optional<bool> arenas_on_host,
     }
   }
   if (opened.complete) return opened;
-  if (opened.dir.empty()) opened.dir = name_dir / new_run_id();
+  if (opened.dir.empty()) opened.dir = name_dir / run_id(std::chrono::system_clock::now());
   make_directories(opened.dir / "logs");
   make_directories(opened.dir / kCheckpoints);
   if (!opened.lock) opened.lock = lock_run(opened.dir);

@@ -2,9 +2,11 @@
 // run beside checkpoints, metrics and logs.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "common/error.h"
@@ -31,6 +33,11 @@ struct RunDirectory {
 // data, or makes a new directory. Writes train.yaml, resolved.yaml, plan.json, env.json,
 // tokenizer.json. `nodes`: machines that share the run's memory evenly.
 RunDirectory open_run(const CheckedRun& run, std::optional<bool> arenas_on_host, int nodes = 1);
+
+// The <id> of a run that begins then: date and time (UTC), and of four letters two that go on with
+// the fraction of the second and two by chance. By name runs are sorted as they began, to a
+// thousandth of a second.
+std::string run_id(std::chrono::system_clock::time_point when);
 
 // The lock of RunDirectory; throws run.busy.
 Fd lock_run(const std::filesystem::path& dir);
