@@ -187,6 +187,7 @@ class Agent {
     end.when = std::chrono::system_clock::now();
     end.last_lines = output_->last_lines(index);
     end.log = output_->log_path(index);
+    end.shown = output_->is_shown(index);
     return end;
   }
 

@@ -327,6 +327,12 @@ std::filesystem::path AgentOutput::log_path(size_t worker) const {
   return workers_[worker].log ? workers_[worker].log->path() : std::filesystem::path();
 }
 
+bool AgentOutput::is_shown(size_t worker) const {
+  return std::any_of(streams_.begin(), streams_.end(), [&](const Stream& stream) {
+    return stream.worker == static_cast<int>(worker) && stream.show != Show::nothing;
+  });
+}
+
 std::vector<std::string> AgentOutput::last_lines(size_t worker) const {
   const auto& lines = workers_[worker].last_lines;
   return {lines.begin(), lines.end()};

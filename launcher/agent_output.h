@@ -49,6 +49,7 @@ class AgentOutput {
 
   std::vector<std::string> last_lines(size_t worker) const;
   std::filesystem::path log_path(size_t worker) const;
+  bool is_shown(size_t worker) const;  // any of its output, on the console
 
  private:
   // How a stream is shown on the console.

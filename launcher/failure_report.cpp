@@ -64,8 +64,9 @@ std::string log_place(const WorkerEnd& end) {
 }
 
 std::string advice(const WorkerEnd& end, bool is_ours) {
-  const std::string log =
-      end.log.empty() ? std::string("its output above") : "its log, " + log_place(end);
+  const std::string log = !end.log.empty() ? "its log, " + log_place(end)
+                          : end.shown      ? "its output above"
+                                      : "its output (--tee 3 shows it, --log_dir DIR keeps it)";
   const auto noted = [&](const char* words) {
     return std::any_of(end.notes.begin(), end.notes.end(), [&](const std::string& note) {
       return note.find(words) != std::string::npos;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <fmt/format.h>
 
@@ -22,6 +23,30 @@ namespace {
               Diagnostic{.code = "launch.descriptor",
                          .what = fmt::format("cannot make {}: {}", what, std::strerror(errno)),
                          .help = "raise the limit of open files: ulimit -n 65536"});
+}
+
+// Told before a million commands are made, not when the descriptors run out. Of a process, both
+// ends of two pipes are here until it has started, its log, and its token.
+void take_descriptors(size_t processes) {
+  constexpr rlim_t kEach = 6, kOthers = 128;
+  const rlim_t needed = kEach * processes + kOthers;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
+  const rlim_t before = limit.rlim_cur;
+  limit.rlim_cur = needed;
+  if (needed <= limit.rlim_max && setrlimit(RLIMIT_NOFILE, &limit) == 0) return;
+  throw Error(Exit::environment,
+              Diagnostic{.code = "launch.descriptor",
+                         .what = fmt::format("{} ranks on this machine need {} open files, and "
+                                             "its limit is {}",
+                                             processes, needed, before),
+                         .help = "start fewer ranks here, or raise the limit: ulimit -n"});
+}
+
+// A worker is in a session of its own, which no terminal keeps from reading: what is typed to the
+// shell is not for a job in its background.
+bool may_read_input() {
+  return isatty(STDIN_FILENO) == 0 || tcgetpgrp(STDIN_FILENO) == getpgrp();
 }
 
 // A file without a name that holds the token. Each rank has its own, since ranks that share one
@@ -107,6 +132,7 @@ AgentResult run_generation(const NodeJob& job, const AssignMessage& assign,
   const JobProgram& program = assign.program ? *assign.program : job.program;
   const std::string& token = assign.token.empty() ? job.token : assign.token;
   const NodeLayout layout = layout_of(job, assign, port.port());
+  take_descriptors(program.threads ? 1 : static_cast<size_t>(layout.local_ranks));
   AgentOptions agent;
   // Where PyTorch's @record leaves what a rank died of.
   const ScratchFolder errors("mtl-errors");
@@ -133,6 +159,12 @@ AgentResult run_generation(const NodeJob& job, const AssignMessage& assign,
                          .port = port.port(),
                          .token = token,
                          .generation = assign.restart_count});
+  }
+  // As torchrun and accelerate have it, for a debugger's prompt and for pipes. Ranks that share it
+  // would take the lines from each other.
+  const bool alone = agent.workers.size() == 1 && layout.num_nodes == 1;
+  if (control == nullptr && !program.is_ours && alone && may_read_input()) {
+    agent.workers.front().inherit[STDIN_FILENO] = STDIN_FILENO;
   }
   std::vector<Fd> held;
   Fd progress;

@@ -388,6 +388,7 @@ std::string encode(const WorkerEnd& end) {
                {"when_ns", to_json(end.when)},
                {"last_lines", texts(end.last_lines)},
                {"log", to_text(end.log.string())},
+               {"shown", end.shown},
                {"notes", texts(end.notes)}})
       .dump();
 }
@@ -405,6 +406,7 @@ std::optional<WorkerEnd> decode_end(const std::string& body) {
     end.when = time_of(object.at("when_ns"));
     end.last_lines = bytes_of(object.at("last_lines"));
     end.log = to_bytes(object.at("log"));
+    end.shown = object.at("shown");
     end.notes = bytes_of(object.at("notes"));
     return end;
   });
@@ -422,8 +424,6 @@ std::optional<FinishMessage> decode_finish(const std::string& body) {
   });
 }
 
-std::string encode(const InterruptedMessage& message) {
-  const json object = {{"signal", message.signal}, {"when_ns", to_json(message.when)}};
 std::string encode(const ProblemsMessage& message) {
   return json({{"exit", message.exit_code}, {"errors", to_json(message.errors)}}).dump();
 }
@@ -436,6 +436,8 @@ std::optional<ProblemsMessage> decode_problems(const std::string& body) {
   });
 }
 
+std::string encode(const InterruptedMessage& message) {
+  const json object = {{"signal", message.signal}, {"when_ns", to_json(message.when)}};
   return object.dump();
 }
 std::optional<InterruptedMessage> decode_interrupted(const std::string& body) {

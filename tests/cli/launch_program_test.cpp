@@ -43,6 +43,49 @@ TEST_CASE("the exit code of a job is that of the first failing rank, which is th
   CHECK(has(outcome.err, "it broke"));
 }
 
+TEST_CASE("where the output of a rank that failed is, is said as it is") {
+  Shell shell;
+  const auto told = [&](const std::string& rank, const Words& flags = {}) {
+    Words words = {"launch", "-n", "2", "--grace", "1"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    const std::string script = "if [ $RANK = " + rank + " ]; then exit 41; fi; sleep 60";
+    words.insert(words.end(), {"--", "/bin/sh", "-c", script});
+    const Outcome outcome = shell.mtl(words);
+    CHECK(outcome.code == 41);
+    return outcome.err;
+  };
+  CHECK(has(told("0"), "help: see its output above\n"));
+  CHECK(has(told("1"), "help: see its output (--tee 3 shows it, --log_dir DIR keeps it)\n"));
+  CHECK(has(told("1", {"--tee", "3"}), "help: see its output above\n"));
+  CHECK(has(told("1", {"--log_dir", "logs"}), "help: see its log, logs/rank-00001.log\n"));
+}
+
+TEST_CASE("a program that is alone reads what mtl is given, of several none does") {
+  Shell shell;
+  const auto read = [&](const std::string& ranks) {
+    return shell.run({"/bin/sh", "-c",
+                      "echo hello | " MTL_PROGRAM " launch -q -n " + ranks + " --tee 1 -- cat"});
+  };
+  CHECK(read("1").out == "rank 0| hello\n");
+  CHECK(read("2").out == "");
+}
+
+TEST_CASE("more ranks than there can be open files for are refused before they are made") {
+  Shell shell;
+  const auto started = [&](const std::string& limit) {
+    return shell.run(
+        {"/bin/sh", "-c", "ulimit " + limit + "; exec " MTL_PROGRAM " launch -n 100 -- true"});
+  };
+  const Outcome outcome = started("-n 256");
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 4);
+  CHECK(has(outcome.err,
+            "error[launch.descriptor]: 100 ranks on this machine need 728 open "
+            "files, and its limit is 256\n"));
+  // Of a limit that may be raised nobody needs to hear.
+  CHECK(started("-S -n 256").code == 0);
+}
+
 TEST_CASE("a program that asks to be requeued is no failure") {
   Shell shell;
   const Outcome outcome =
