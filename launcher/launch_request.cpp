@@ -49,6 +49,7 @@ LaunchRequest LaunchResolver::resolve(const LaunchGiven& given) {
   finish_environment();
   finish_warning();
   ignored_flags(given);
+  absent_ranks(given);
   ignored_keys();
   return std::move(r_);
 }
@@ -120,6 +121,14 @@ void LaunchResolver::ignored_flags(const LaunchGiven& given) {
       by_reason["the nodes of the job are told where they meet"].push_back(found->second.origin);
     }
   }
+  const auto all_have_slots = [&] {
+    return !r_.hosts.empty() && std::all_of(r_.hosts.begin(), r_.hosts.end(),
+                                            [](const Host& host) { return host.slots > 0; });
+  };
+  if (const auto found = given.flags.find("nproc_per_node");
+      found != given.flags.end() && r_.mode == LaunchRequest::Mode::hosts && all_have_slots()) {
+    by_reason["each host is given a number of its own"].push_back(found->second.origin);
+  }
   if (!ignored_words_.empty()) by_reason["the rendezvous is mtl's own"] = ignored_words_;
   std::string what;
   for (const auto& [reason, names] : by_reason) {
@@ -129,6 +138,32 @@ void LaunchResolver::ignored_flags(const LaunchGiven& given) {
   diagnostics_.add({.code = "launch.ignored_flag",
                     .what = "changes nothing here: " + what,
                     .severity = Diagnostic::Severity::warning});
+}
+
+// Who asks for a rank that there is not sees nothing, and would wait for it.
+void LaunchResolver::absent_ranks(const LaunchGiven& given) {
+  int most = r_.local_ranks;
+  for (const Host& host : r_.hosts) most = std::max(most, host.slots);
+  const bool known =
+      r_.local_ranks > 0 || std::all_of(r_.hosts.begin(), r_.hosts.end(),
+                                        [](const Host& host) { return host.slots > 0; });
+  if (!known || most <= 0) return;
+  const auto look = [&](const char* name, int rank) {
+    const auto found = given.flags.find(name);
+    if (rank < most || found == given.flags.end()) return;
+    // One number for all ranks stands there for more than there are.
+    const bool all = name != std::string_view("local_ranks_filter") &&
+                     found->second.texts.back().find(':') == std::string::npos;
+    if (all) return;
+    diagnostics_.add(
+        {.code = "launch.value",
+         .what = fmt::format("{} names local rank {}, and there is {}", found->second.origin, rank,
+                             most == 1 ? "0 only" : fmt::format("0 to {}", most - 1)),
+         .severity = Diagnostic::Severity::warning});
+  };
+  for (const auto& [rank, bits] : r_.logs.console) look("tee", rank);
+  for (const auto& [rank, bits] : r_.logs.redirected) look("redirects", rank);
+  for (const int rank : r_.logs.only_local_ranks) look("local_ranks_filter", rank);
 }
 
 // Of the file; neutral values, which accelerate's wizard writes, are not worth a word.

@@ -99,6 +99,7 @@ class LaunchResolver {
   bool hosts_have_slots() const;
   // Ranks fill the hosts in their order, as mpirun does.
   void count_slots();
+  void share_rest();
   void finish_meeting();
   void read_token();
   // "3", or "0:3,1:1": bits by local rank.
@@ -111,6 +112,7 @@ class LaunchResolver {
   bool in_vain(const LaunchFlag& flag) const;
   bool would_decide(const LaunchFlag& flag) const;
   void ignored_flags(const LaunchGiven& given);
+  void absent_ranks(const LaunchGiven& given);
   // Of the file; neutral values, which accelerate's wizard writes, are not worth a word.
   void ignored_keys();
   bool reaches_program(const std::string& key) const;

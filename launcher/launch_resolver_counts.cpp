@@ -144,10 +144,11 @@ void LaunchResolver::finish_counts() {
       fail("launch.processes",
            fmt::format("num_processes {} ({}) cannot be shared out evenly by {} machines",
                        total_.value, total_.origin, nodes),
-           hosts ? "give the hosts their ranks: a:3,b:2"
-                 : fmt::format("num_processes is the total of all machines; {} and {} would do",
-                               std::max(total_.value / nodes, 1) * nodes,
-                               (total_.value / nodes + 1) * nodes));
+           r_.mode == LaunchRequest::Mode::hosts
+               ? "give the hosts their ranks: a:3,b:2"
+               : fmt::format("num_processes is the total of all machines; {} and {} would do",
+                             std::max(total_.value / nodes, 1) * nodes,
+                             (total_.value / nodes + 1) * nodes));
     }
     r_.local_ranks = std::max(total_.value / nodes, 1);
   }
@@ -175,8 +176,32 @@ bool LaunchResolver::hosts_have_slots() const {
                      [](const Host& host) { return host.slots > 0; });
 }
 
+// Hosts without a number have what the others leave of the total, in equal parts.
+void LaunchResolver::share_rest() {
+  int left = total_.value, sharers = 0;
+  for (const Host& host : r_.hosts) {
+    left -= std::max(host.slots, 0);
+    sharers += host.slots > 0 ? 0 : 1;
+  }
+  if (left < sharers || left % sharers != 0) {
+    return fail(
+        "launch.processes",
+        fmt::format("num_processes {} ({}) leaves {} for {} host{} without a number", total_.value,
+                    total_.origin, std::max(left, 0), sharers, sharers == 1 ? "" : "s"),
+        "give each host its ranks: a:3,b:2");
+  }
+  for (Host& host : r_.hosts) {
+    if (host.slots <= 0) host.slots = left / sharers;
+  }
+}
+
 // Ranks fill the hosts in their order, as mpirun does.
 void LaunchResolver::count_slots() {
+  const bool all_have = std::all_of(r_.hosts.begin(), r_.hosts.end(),
+                                    [](const Host& host) { return host.slots > 0; });
+  if (r_.mode == LaunchRequest::Mode::hosts && total_.said() && !per_node_.said() && !all_have) {
+    share_rest();
+  }
   int sum = 0;
   bool all = true;
   for (const Host& host : r_.hosts) {

@@ -132,6 +132,9 @@ TEST_CASE("a file's number of processes is for its machines, not for hosts that 
   CHECK(ranks("a,b", here) == "0 a:0 b:0 ");
   CHECK(ranks("a:4,b:4", here, {{"num_processes", "6"}}) == "0 a:4 b:2 ");
   CHECK(ranks("a,b", here, {{"num_processes", "6"}}) == "3 a:0 b:0 ");
+  CHECK(ranks("a:2,b,c", here, {{"num_processes", "6"}}) == "0 a:2 b:2 c:2 ");
+  CHECK(ranks("a:2,b:2", here, {{"tee", "3"}}) == "0 a:2 b:2 ");
+  CHECK(ranks("a:2,b:1", here, {{"tee", "1:3"}}) == "0 a:2 b:1 ");
   // As many machines as the file has.
   const std::string two =
       "distributed_type: MULTI_CPU\nuse_cpu: true\nnum_machines: 2\nnum_processes: 8\n";
@@ -250,6 +253,21 @@ TEST_CASE("contradictions are errors, all of them at once") {
        {"launch.conflict", "placement.gpu_count"},
        "gpu with --cpu"},
       {{{"hosts", "a:1"}, {"num_processes", "9"}}, {"launch.processes"}, "1 slots"},
+      {{{"hosts", "a:2,b,c"}, {"num_processes", "5"}},
+       {"launch.processes"},
+       "leaves 3 for 2 hosts without a number"},
+      {{{"hosts", "a:5,b"}, {"num_processes", "5"}},
+       {"launch.processes"},
+       "leaves 0 for 1 host without a number"},
+      {{{"hosts", "a:2,b:2"}, {"nproc_per_node", "4"}},
+       {"launch.ignored_flag"},
+       "--nproc_per_node (each host is given a number of its own)"},
+      {{{"num_processes", "2"}, {"local_ranks_filter", "0,7"}},
+       {"launch.value"},
+       "--local_ranks_filter names local rank 7, and there is 0 to 1"},
+      {{{"num_processes", "1"}, {"tee", "1:3"}, {"cpu", "true"}},
+       {"launch.value"},
+       "--tee names local rank 1, and there is 0 only"},
       {{{"cpu", "true"},
         {"multi_gpu", "true"},
         {"main_process_port", "99999"},
