@@ -384,6 +384,7 @@ Failure Connection::greeting_failure() {
   const std::string reason = ssh_get_error(session_);
   const char* banner = ssh_get_serverbanner(session_);
   const bool greeted = banner != nullptr && strncmp(banner, "SSH-", 4) == 0;
+  if (!greeted && proxy_.pid() > 0) return proxy_failure();
   // sshd drops what exceeds its MaxStartups, some versions with a word about it.
   const bool dropped =
       !greeted && (raw_.in_bytes == 0 || reason.find("Exceeded") != std::string::npos);

@@ -113,6 +113,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void lose();
   void close_watch();
   Failure greeting_failure();
+  Failure proxy_failure();
   Failure auth_failure(const std::string& cut);
 
   Shared& shared_;
@@ -143,6 +144,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string agent_problem_;
   int auth_methods_ = 0;
   Child proxy_;
+  Fd proxy_errors_;  // a file without a name: what the ProxyCommand says on stderr
   std::vector<std::string> tried_, locked_, unreadable_;
 };
 

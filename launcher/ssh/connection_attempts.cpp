@@ -3,15 +3,20 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <poll.h>
+#include <unistd.h>
 
 #include <netinet/in.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 
 #include <fmt/format.h>
 
 #include "launcher/ssh/connection.h"
 #include "launcher/ssh/messages.h"
+#include "launcher/ssh/start_up.h"
 #include "rendezvous/sockets.h"
 
 namespace mtl::ssh {
@@ -151,12 +156,34 @@ void Connection::start_proxy() {
     return fail({proxy_failed(settings_, settings_.proxy_command,
                               "the host's name has characters that a shell would act on")});
   }
-  proxy_ = Child({"/bin/sh", "-c", "exec " + command}, theirs.get(), -1);
+  proxy_errors_ = Fd(memfd_create("mtl-proxy", MFD_CLOEXEC));
+  proxy_ = Child({"/bin/sh", "-c", "exec " + command}, theirs.get(), proxy_errors_.get());
   if (proxy_.pid() < 0) {
     return fail({proxy_failed(settings_, settings_.proxy_command, strerror(errno))});
   }
   make_nonblocking(ours.get());
   start_on(std::move(ours));
+}
+
+// It ends before the server has said anything. Its last words say why.
+Failure Connection::proxy_failure() {
+  constexpr int kEndMs = 100;  // its socket is closed a little earlier than it has ended
+  constexpr int kSshFailed = 255;
+  pollfd ended{proxy_.ended_fd(), POLLIN, 0};
+  const bool over = poll(&ended, 1, kEndMs) > 0;
+  const int status = over ? proxy_.reap() : 0;
+  const std::string how = !over ? "it leads to nobody who greets"
+                          : WIFSIGNALED(status)
+                              ? fmt::format("it was killed by signal {}", WTERMSIG(status))
+                              : fmt::format("it ended with {}", WEXITSTATUS(status));
+  Failure failure{{proxy_failed(settings_, settings_.proxy_command, how)}};
+  char text[4'096];
+  const ssize_t got = pread(proxy_errors_.get(), text, sizeof text, 0);
+  const std::string words(text, static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  add_lines(failure.error.notes, "it says:", last_lines(words, kShownLines));
+  // An ssh whose jump host is busy may get through a little later.
+  failure.again = over && WIFEXITED(status) && WEXITSTATUS(status) == kSshFailed;
+  return failure;
 }
 
 void Connection::connected(Fd socket) {

@@ -189,6 +189,20 @@ TEST_CASE("a proxy command") {
   check_echo(first_events(*fleet, 1)[0], "through a program\n");
 }
 
+TEST_CASE("a proxy command that fails is named with its last words") {
+  Site site;
+  site.sshd("m");
+  site.before("Host m\n  ProxyCommand sh -c 'echo no way through >&2; exit 3'\n");
+  const auto fleet = start_fleet(site.options({"m"}, "exec cat"));
+  const auto event = std::move(first_events(*fleet, 1)[0]);
+  REQUIRE(event.kind == FleetEvent::failed);
+  CHECK(event.error->code == "ssh.proxy");
+  CHECK(event.error->what.find("exit 3") != std::string::npos);
+  REQUIRE(event.error->notes.size() >= 2);
+  CHECK(event.error->notes[0] == "it ended with 3");
+  CHECK(event.error->notes[1].find("no way through") != std::string::npos);
+}
+
 TEST_CASE("OpenSSH as a program: streams and ends and no process left") {
   Site site;
   site.sshd("m");
