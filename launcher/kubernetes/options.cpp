@@ -143,6 +143,7 @@ class Options {
     read_user();
     read_scheduling();
     out_.grace_s = seconds("grace", out_.grace_s);
+    if (out_.grace_s < 1) wrong("grace", text("grace"), "a second at least, or nobody hears TERM");
     out_.max_restarts = whole("max_restarts", out_.max_restarts);
     out_.one_per_host = yes("one_per_host");
     out_.apply = yes("apply");
@@ -252,12 +253,15 @@ class Options {
     const size_t colon = rest.find(':');
     claim.name = rest.substr(0, colon);
     claim.path = colon == std::string::npos ? usual : rest.substr(colon + 1);
+    while (claim.path.size() > 1 && claim.path.ends_with('/')) claim.path.pop_back();
     if (!is_subdomain(claim.name) || !is_path(claim.path)) {
       return wrong(flag, value, "CLAIM:/PATH, perhaps with :ro behind it");
     }
     for (const char* taken : {"/dev/shm", "/run/mtl", "/etc/mtl"}) {
-      if (claim.path == taken)
-        return wrong(flag, value, fmt::format("another path than {}", taken));
+      // What is mounted within another volume needs a folder there, which these have not.
+      if ((claim.path + '/').starts_with(std::string(taken) + '/')) {
+        return wrong(flag, value, fmt::format("another path than {}, and none within", taken));
+      }
     }
     for (const KubernetesOptions::Claim& other : out_.claims) {
       if (other.path == claim.path) return wrong(flag, value, "a path that is not taken yet");

@@ -21,6 +21,7 @@
 
 #include "launcher/kubernetes/manifest.h"
 #include "support/temp_dir.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -484,6 +485,10 @@ TEST_CASE("options of Kubernetes are checked and told together") {
     CAPTURE(std::string(user));
     CHECK(told({{"image", {"m"}}, {"user", {user}}}).starts_with("kubernetes.value"));
   }
+  for (const char* claim : {"a:/dev/shm/", "a:/run/mtl", "a:/run/mtl/x", "a:/etc/mtl//"})
+    CHECK(has(told({{"image", {"m"}}, {"pvc", {claim}}}), "wants another path than "));
+  CHECK(has(told({{"image", {"m"}}, {"pvc", {"b:/x", "c:/x/"}}}), "not taken yet, got 'c:/x/'"));
+  CHECK(has(told({{"image", {"m"}}, {"grace", {"0s"}}}), "--kubernetes_grace wants a second"));
   request.kubernetes = {{"image", {"m"}}, {"grace", {"10m"}}, {"user", {"1000660000"}}};
   Diagnostics diagnostics;
   const KubernetesOptions options = kubernetes_options(request, "My Run_2", diagnostics);
