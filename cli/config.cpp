@@ -1,5 +1,6 @@
 // mtl config: where to run, in a file that accelerate reads too. Without a member it asks; the
 // members write, change, check and explain the file without asking.
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
@@ -86,6 +87,13 @@ int command_config(const Arguments& args) {
       "--no-input takes every flag of mtl launch: mtl help launch-flags.");
   if (!line.parse(args)) return 0;
   if (!words.empty()) {
+    if (std::find(names.begin(), names.end(), words[0]) != names.end()) {
+      throw Error(
+          Exit::usage,
+          Diagnostic{.code = "usage.order",
+                     .what = fmt::format("options stand in front of '{}'", words[0]),
+                     .help = fmt::format("put them behind it: mtl config {} ...", words[0])});
+    }
     const auto guess = did_you_mean(words[0], names);
     throw Error(Exit::usage,
                 Diagnostic{.code = "usage.unknown_command",

@@ -162,8 +162,11 @@ std::string Membership::missing() const {
     if (!names.empty()) return some_of(names);
   }
   const int lacking = options_.min_nodes - present();
-  if (lacking <= 0) return "";
-  return fmt::format("{} more {}", lacking, lacking == 1 ? "node" : "nodes");
+  const int room = options_.max_nodes - present();
+  if (room <= 0) return "";
+  const int count = lacking > 0 ? lacking : room;
+  return fmt::format("{}{} more {}", lacking > 0 ? "" : "up to ", count,
+                     count == 1 ? "node" : "nodes");
 }
 
 std::string Membership::known_bad() const {
