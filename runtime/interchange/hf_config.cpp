@@ -253,6 +253,11 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
     // Missing is not the same as null here.
     const bool given = config.json().contains("sliding_window");
     read_window(config, shape, false, given ? 0 : 4096);
+  } else if (type == "phi3") {
+    read_llama_like(config, shape, {1e-5, {10000, 1.0}});
+    config.require("attention_bias", false, false, "Phi-3 has no biases");
+    config.find("original_max_position_embeddings");  // of 'longrope', which is refused
+    read_window(config, shape, false, 0);
   } else if (type == "qwen2") {
     read_llama_like(config, shape, {1e-6, {10000}});
     shape.qkv_bias = true;
@@ -304,11 +309,11 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
                              Diagnostics& diagnostics) {
   HfModel model;
   const auto refuse_family = [&](const std::string& what) {
-    diagnostics.add(
-        {.code = "import.family",
-         .what = file + ": " + what,
-         .help = "mtl reads gpt2, gpt_neox, llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, "
-                 "qwen3_moe, dots1 and stablelm, for causal LM"});
+    diagnostics.add({.code = "import.family",
+                     .what = file + ": " + what,
+                     .help =
+                         "mtl reads gpt2, gpt_neox, llama, mistral, mixtral, phi3, qwen2, qwen3, "
+                         "qwen2_moe, qwen3_moe, dots1 and stablelm, for causal LM"});
   };
   if (!json.is_object()) {
     refuse_family("it is not a JSON object");
@@ -321,7 +326,7 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
       {"qwen3", "Qwen3ForCausalLM"},        {"mixtral", "MixtralForCausalLM"},
       {"qwen2_moe", "Qwen2MoeForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"},
       {"dots1", "Dots1ForCausalLM"},        {"stablelm", "StableLmForCausalLM"},
-      {"gpt_neox", "GPTNeoXForCausalLM"}};
+      {"gpt_neox", "GPTNeoXForCausalLM"},   {"phi3", "Phi3ForCausalLM"}};
   const std::string type = config.text("model_type", "");
   const auto known = kArchitectures.find(type);
   if (known == kArchitectures.end()) {

@@ -54,8 +54,11 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
   add(shape.norm != NormType::rmsnorm,
       "model.norm.type layernorm: only GPT-2 has it, with learned positions, GELU and as many key "
       "heads as heads, StableLM, with rope and SwiGLU, and GPT-NeoX, with rope and GELU");
-  add(shape.rope_fraction != 1,
-      "model.position.fraction: only StableLM and GPT-NeoX have it, with layernorm");
+  const bool plain = !shape.bias && !shape.qkv_bias && !shape.qk_norm && shape.experts == 0 &&
+                     shape.rope_scaling.type == RopeScalingType::none;
+  add(shape.rope_fraction != 1 && !plain,
+      "model.position.fraction: StableLM and GPT-NeoX have it, with layernorm, and Phi-3, without "
+      "biases, model.qk_norm, experts and scaled positions");
   add(gelu, "model.activation gelu: only GPT-2 and GPT-NeoX have it, with layernorm");
   add(shape.parallel_residual,
       "model.parallel_residual: only GPT-NeoX has it, with layernorm, GELU and rope");
@@ -118,6 +121,7 @@ HfModel hf_model_of(const ModelShape& shape) {
     return {shape, shape.qk_norm ? "Qwen3MoeForCausalLM" : "MixtralForCausalLM"};
   if (shape.qk_norm) return {shape, "Qwen3ForCausalLM"};
   if (!shape.bias && shape.qkv_bias) return {shape, "Qwen2ForCausalLM"};
+  if (shape.rope_fraction != 1) return {shape, "Phi3ForCausalLM"};
   if (shape.sliding_window > 0) return {shape, "MistralForCausalLM"};
   return {shape, "LlamaForCausalLM"};
 }
@@ -245,6 +249,13 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
   } else if (model.architecture == "Qwen2ForCausalLM") {
     config["model_type"] = "qwen2";
     switched_window();
+  } else if (model.architecture == "Phi3ForCausalLM") {
+    config["model_type"] = "phi3";
+    config["partial_rotary_factor"] = shape.rope_fraction;
+    config["original_max_position_embeddings"] = shape.max_seq;
+    config["sliding_window"] = window();
+    // The family's own, where nothing is said, is a row that a small vocabulary has not.
+    config["pad_token_id"] = nullptr;
   } else if (model.architecture == "MistralForCausalLM") {
     config["model_type"] = "mistral";
     config["sliding_window"] = window();

@@ -29,6 +29,32 @@ std::string neox_name(std::string name) {
   return name;
 }
 
+struct Fused {
+  std::string_view first, next, whole;
+};
+// Phi-3's matrices, of rows of ours that follow each other.
+constexpr std::array<Fused, 3> kPhi3 = {{{".q_proj.", ".k_proj.", ".qkv_proj."},
+                                         {".qkv_proj.", ".v_proj.", ".qkv_proj."},
+                                         {".gate_proj.", ".up_proj.", ".gate_up_proj."}}};
+
+// Puts `tensor` behind what is there already, in one with it where Phi-3 has them so.
+void add_fused(std::vector<ForeignTensor>& tensors, ForeignTensor tensor) {
+  for (const Fused& fused : kPhi3) {
+    if (tensors.empty() || tensor.name.find(fused.next) == std::string::npos) continue;
+    ForeignTensor& before = tensors.back();
+    const size_t at = before.name.find(fused.first);
+    if (at == std::string::npos) continue;
+    before.name.replace(at, fused.first.size(), fused.whole);
+    for (ForeignPart& part : tensor.parts) {
+      part.at[0] += before.shape[0];
+      before.parts.push_back(std::move(part));
+    }
+    before.shape[0] += tensor.shape[0];
+    return;
+  }
+  tensors.push_back(std::move(tensor));
+}
+
 }  // namespace
 
 std::vector<ForeignTensor> hf_tensors(const HfModel& model, const std::vector<ParamRow>& table) {
@@ -39,11 +65,17 @@ std::vector<ForeignTensor> hf_tensors(const HfModel& model, const std::vector<Pa
     for (ForeignTensor& tensor : tensors) tensor.name = neox_name(std::move(tensor.name));
     return tensors;
   }
+  const bool fused = model.architecture == "Phi3ForCausalLM";
   for (size_t i = 0; i < table.size(); ++i) {
     const Dims origin(table[i].shape.size(), 0);
-    tensors.push_back({.name = table[i].name,
-                       .shape = table[i].shape,
-                       .parts = {{.row = i, .rect = {origin, table[i].shape}, .at = origin}}});
+    ForeignTensor tensor = {.name = table[i].name,
+                            .shape = table[i].shape,
+                            .parts = {{.row = i, .rect = {origin, table[i].shape}, .at = origin}}};
+    if (fused) {
+      add_fused(tensors, std::move(tensor));
+    } else {
+      tensors.push_back(std::move(tensor));
+    }
   }
   return tensors;
 }

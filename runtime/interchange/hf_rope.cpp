@@ -123,7 +123,8 @@ void read_hf_rope(ConfigReader& config, const HfRopeDefaults& defaults, ModelSha
         fmt::format("rotary positions are scaled by '{}': a long text has other frequencies than "
                     "a short one",
                     type),
-        "this model cannot be run by mtl");
+        "import the model's variant for short texts, if it has one (Phi-3-mini-4k-instruct is "
+        "that of Phi-3-mini-128k-instruct)");
   } else if (type != "default") {
     return config.refuse(
         fmt::format("rotary positions are scaled by '{}', and default, linear, llama3 and yarn "

@@ -4,6 +4,7 @@
 Needs PyTorch, transformers (4.51 or later), safetensors and NumPy:
 
   python3 interchange_reference.py            writes interchange/ beside this file
+  python3 interchange_reference.py NAME...    these of its Hugging Face folders alone
   python3 interchange_reference.py check DIR LOGITS.json
                                               loads a folder with transformers and compares its
                                               logits with those in LOGITS.json (of our exports)
@@ -48,6 +49,8 @@ def configs():
         rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
         **llama_like())
     yield "mistral", transformers.MistralConfig(sliding_window=4, **llama_like())
+    # Without a window, which older versions have in one of their kinds of attention alone.
+    yield "phi3", transformers.Phi3Config(pad_token_id=None, **llama_like())
     yield "qwen2", transformers.Qwen2Config(rope_theta=10000.0, tie_word_embeddings=True,
                                             **llama_like())
     yield "mixtral", transformers.MixtralConfig(num_local_experts=4, num_experts_per_tok=2,
@@ -115,15 +118,17 @@ def logits_of(model):
     return logits
 
 
-def make_folders():
+def make_folders(wanted):
     for name, config in configs():
+        if wanted and name not in wanted:
+            continue
         config._attn_implementation = "eager"  # the sliding window is in its mask
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         randomise(model)
         folder = os.path.join(HERE, name)
         logits = logits_of(model)  # before a change of type rounds the table of rotations, too
         # GPT-2 in shards, one in bfloat16, one as pytorch_model.bin.
-        if name in ("qwen2", "mistral", "llama-yarn"):
+        if name in ("qwen2", "mistral", "llama-yarn", "phi3"):
             model = model.to(torch.bfloat16)
         model.save_pretrained(folder, max_shard_size="16KB" if name == "gpt2" else "1GB",
                               safe_serialization=name != "llama-tied")
@@ -345,5 +350,6 @@ def check(folder, expected):
 if __name__ == "__main__":
     if len(sys.argv) > 1 and sys.argv[1] == "check":
         sys.exit(0 if check(sys.argv[2], sys.argv[3]) else 1)
-    make_folders()
-    make_megatron()
+    make_folders(sys.argv[1:])
+    if not sys.argv[1:]:
+        make_megatron()

@@ -121,7 +121,17 @@ TEST_CASE("of a model that is almost StableLM what keeps it from being one is na
   CHECK(family([](ModelShape& shape) { shape.qk_norm = true; }) == "model.qk_norm");
   CHECK(family([](ModelShape& shape) { shape.sliding_window = 4; }) == "model.sliding_window");
   CHECK(family([](ModelShape& shape) { shape.experts = 4; }) == "model.moe");
-  CHECK(family([](ModelShape& shape) { shape.norm = NormType::rmsnorm; }) ==
+  // With an RMS norm it is Phi-3, but for these.
+  stablelm.norm = NormType::rmsnorm;
+  stablelm.qkv_bias = false;
+  CHECK(family([](ModelShape&) {}) == "Phi3ForCausalLM");
+  CHECK(family([](ModelShape& shape) { shape.sliding_window = 4; }) == "Phi3ForCausalLM");
+  CHECK(family([](ModelShape& shape) { shape.head_dim = 16; }) == "Phi3ForCausalLM");
+  CHECK(family([](ModelShape& shape) { shape.rope_fraction = 1; }) == "LlamaForCausalLM");
+  CHECK(family([](ModelShape& shape) { shape.qkv_bias = true; }) == "model.position.fraction");
+  CHECK(family([](ModelShape& shape) { shape.qk_norm = true; }) == "model.position.fraction");
+  CHECK(family([](ModelShape& shape) { shape.experts = 4; }) == "model.position.fraction");
+  CHECK(family([](ModelShape& shape) { shape.rope_scaling.type = RopeScalingType::linear; }) ==
         "model.position.fraction");
 }
 

@@ -19,20 +19,18 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::pair<const char*, const char*> kFolders[] = {
-    {"gpt2", "GPT2LMHeadModel"},
-    {"llama", "LlamaForCausalLM"},
-    {"llama-tied", "LlamaForCausalLM"},
-    {"llama-yarn", "LlamaForCausalLM"},
-    {"mistral", "MistralForCausalLM"},
-    {"qwen2", "Qwen2ForCausalLM"},
-    {"mixtral", "MixtralForCausalLM"},
-    {"qwen2-moe", "Qwen2MoeForCausalLM"},
-    {"qwen3-moe", "Qwen3MoeForCausalLM"},
-    {"dots1", "Dots1ForCausalLM"},
-    {"stablelm", "StableLmForCausalLM"},
-    {"gpt-neox", "GPTNeoXForCausalLM"},
-    {"gpt-neox-sequential", "GPTNeoXForCausalLM"}};
+struct Folder {
+  const char *name, *architecture;
+  const char* exported = nullptr;  // the architecture, if it is another than it came from
+};
+const Folder kFolders[] = {
+    {"gpt2", "GPT2LMHeadModel"},          {"llama", "LlamaForCausalLM"},
+    {"llama-tied", "LlamaForCausalLM"},   {"llama-yarn", "LlamaForCausalLM"},
+    {"mistral", "MistralForCausalLM"},    {"qwen2", "Qwen2ForCausalLM"},
+    {"mixtral", "MixtralForCausalLM"},    {"phi3", "Phi3ForCausalLM", "LlamaForCausalLM"},
+    {"qwen2-moe", "Qwen2MoeForCausalLM"}, {"qwen3-moe", "Qwen3MoeForCausalLM"},
+    {"dots1", "Dots1ForCausalLM"},        {"stablelm", "StableLmForCausalLM"},
+    {"gpt-neox", "GPTNeoXForCausalLM"},   {"gpt-neox-sequential", "GPTNeoXForCausalLM"}};
 
 // The bytes of every tensor of a folder, by name.
 std::map<std::string, std::string> tensor_bytes(const fs::path& folder) {
@@ -53,7 +51,7 @@ std::map<std::string, std::string> tensor_bytes(const fs::path& folder) {
 }  // namespace
 
 TEST_CASE("imported models give the logits of transformers and are exported as they came") {
-  for (const auto& [name, architecture] : kFolders) {
+  for (const auto& [name, architecture, other] : kFolders) {
     CAPTURE(std::string(name));
     const Scratch scratch;
     const ImportReport imported =
@@ -63,7 +61,7 @@ TEST_CASE("imported models give the logits of transformers and are exported as t
 
     const ExportReport exported =
         export_hf({.checkpoint = imported.checkpoint, .out = scratch / "hf"});
-    CHECK(exported.kind == architecture);
+    CHECK(exported.kind == (other != nullptr ? other : architecture));
     CHECK(exported.parameters == imported.parameters);
     const ForeignModel theirs = open_hf_folder(reference_folder(name));
     const ForeignModel ours = open_hf_folder(scratch / "hf");
@@ -79,6 +77,24 @@ TEST_CASE("imported models give the logits of transformers and are exported as t
       CHECK(read_file(scratch / "hf" / file) == read_file(scratch / "hf2" / file));
     }
   }
+}
+
+TEST_CASE("a Phi-3 of which parts of heads are rotated goes out as one, matrices in one again") {
+  const Scratch scratch;
+  const fs::path folder = scratch / "phi";
+  fs::copy(reference_folder("phi3"), folder);
+  auto config = nlohmann::json::parse(read_file(folder / "config.json"));
+  config["partial_rotary_factor"] = 0.75;
+  std::ofstream(folder / "config.json") << config.dump();
+  const auto imported = import_model({.source = folder, .out = scratch / "run", .tokenizer = {}});
+  const auto exported =
+      export_hf({.checkpoint = imported.checkpoint, .out = scratch / "hf", .dtype = DType::bf16});
+  CHECK(exported.kind == "Phi3ForCausalLM");
+  CHECK(tensor_bytes(scratch / "hf") == tensor_bytes(folder));
+  const auto written = nlohmann::json::parse(read_file(scratch / "hf" / "config.json"));
+  CHECK(written.at("partial_rotary_factor") == 0.75);
+  CHECK(written.at("pad_token_id").is_null());
+  CHECK(to_json(open_hf_folder(scratch / "hf").shape) == to_json(open_hf_folder(folder).shape));
 }
 
 TEST_CASE("the same tensors in shards and in other types") {
@@ -207,6 +223,12 @@ TEST_CASE("what changes the mathematics is read or refused") {
   CHECK(problems("dots1", {{"topk_group", 4}}) == "import.config ");  // one of each would count
   CHECK(problems("dots1", {{"num_experts_per_tok", 1}, {"n_group", 1}}) == "warning ");
   CHECK(problems("qwen2-moe", {{"shared_expert_intermediate_size", 0}}) == "import.config ");
+  CHECK(problems("phi3", nlohmann::json::object()) == "");
+  CHECK(problems("phi3", {{"attention_bias", true}}) == "import.config ");
+  CHECK(problems("phi3", {{"partial_rotary_factor", 0.75}}) == "");
+  CHECK(problems("phi3", {{"rope_scaling",
+                           {{"type", "longrope"}, {"short_factor", {1}}, {"long_factor", {2}}}}}) ==
+        "import.config ");
   CHECK(problems("llama", {{"partial_rotary_factor", 0.5}}) == "import.config ");
   CHECK(problems("llama", {{"num_key_value_heads", 3}}) == "import.config ");
   CHECK(problems("llama", {{"num_hidden_layers", 1e300}}) == "import.config ");
@@ -296,6 +318,14 @@ TEST_CASE("what changes the mathematics is read or refused") {
   CHECK(model.shape.head_dim == 16);
   CHECK(to_json(model_from_hf_config(hf_config_of(model, {}, "float32"), "", diagnostics).shape) ==
         to_json(model.shape));
+  // Phi-3 has no window unless it says so.
+  config = nlohmann::json::parse(read_file(reference_folder("phi3") / "config.json"));
+  config.erase("sliding_window");
+  CHECK(model_from_hf_config(config, "", diagnostics).shape.sliding_window == 0);
+  config["sliding_window"] = 5;
+  const HfModel phi = model_from_hf_config(config, "", diagnostics);
+  CHECK(phi.shape.sliding_window == 5);
+  CHECK(hf_model_of(phi.shape).architecture == "MistralForCausalLM");
   config = nlohmann::json::parse(read_file(reference_folder("mistral") / "config.json"));
   CHECK(model_from_hf_config(config, "", diagnostics).shape.sliding_window == 4);
   config.erase("sliding_window");
