@@ -61,7 +61,7 @@ std::string scaling_words(const RopeScaling& scaling) {
 
 std::string blocks_words(const ModelShape& model) {
   std::string text = model.norm == NormType::rmsnorm ? "rmsnorm" : "layernorm";
-  constexpr const char* kActivations[] = {", gelu", ", swiglu", ", exact gelu"};
+  constexpr const char* kActivations[] = {", gelu", ", swiglu", ", exact gelu", ", geglu"};
   text += kActivations[static_cast<size_t>(model.activation)];
   if (model.experts > 0) {
     text += fmt::format(", {} of {} experts per token", model.experts_per_token, model.experts);
@@ -89,6 +89,9 @@ std::string blocks_words(const ModelShape& model) {
   }
   if (model.qk_norm) text += ", QK-norm";
   if (model.parallel_residual) text += ", parallel residual";
+  if (model.embedding_scale != 1) {
+    text += fmt::format(", embeddings times {:.4g}", model.embedding_scale);
+  }
   if (model.sliding_window > 0) {
     text += fmt::format(", window of {} positions", grouped(model.sliding_window));
   }

@@ -80,10 +80,11 @@ struct LayerNormBackward {
 };
 
 // SwiGLU (arXiv 2002.05202): x [n, 2f] = gate | up, y [n, f] = silu(gate) * up with silu(g) =
-// g * sigmoid(g).
+// g * sigmoid(g). Its sibling GeGLU has gelu_tanh(gate) for it.
 struct Swiglu {
   Tensor x, y;
   Tensor amax = {};  // of y
+  bool gelu = false;
 };
 // Rows that go on times a weight each, weights[index[i]] y[i], and what backward makes of that:
 // with dy the gradient of the product, dweights[index[i]] = y[i] . dy[i].
@@ -96,6 +97,7 @@ struct SwigluBackward {
   Tensor amax = {};  // of dx
   Tensor y = {};     // written if it is there: the bits that swiglu_forward makes of x
   RowWeights rows = {};
+  bool gelu = false;  // without weights of rows
 };
 
 // Rotary positions (arXiv 2104.09864), in place on the q and k heads of rows [n, (heads + 2

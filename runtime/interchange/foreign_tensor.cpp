@@ -23,7 +23,7 @@ void place(const ForeignPart& part, const Dims& from_shape, const std::vector<fl
       const int64_t row = part.transposed ? c : r, column = part.transposed ? r : c;
       const int64_t target =
           matrix ? (part.at[0] + row) * to_stride[0] + part.at[1] + column : part.at[0] + c;
-      to[static_cast<size_t>(target)] = from[static_cast<size_t>(source)];
+      to[static_cast<size_t>(target)] = from[static_cast<size_t>(source)] - part.plus;
     }
   }
 }

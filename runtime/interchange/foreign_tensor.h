@@ -16,6 +16,7 @@ struct ForeignPart {
   Rect rect;       // of the parameter
   Dims at;         // in the tensor, in its axes
   bool transposed = false;
+  float plus = 0;  // the parameter's values are those of the tensor and this
 };
 
 struct ForeignTensor {

@@ -124,6 +124,9 @@ int64_t copy_common(const WeightPiece& piece, const Rect& common, const ParamRec
       convert(piece.source.dtype, base + row_from * element + done * column_stride, column_stride,
               count, part.data());
       not_finite += count_not_finite(part.data(), count);
+      if (piece.plus != 0) {
+        for (int64_t i = 0; i < count; ++i) part[static_cast<size_t>(i)] += piece.plus;
+      }
       elements.write(row_to + done - tensor.first,
                      {reinterpret_cast<const char*>(part.data()), static_cast<size_t>(count) * 4});
     }

@@ -35,12 +35,13 @@ Dims contiguous_strides(const Dims& shape);
 std::optional<int64_t> last_element(const Dims& shape, const Dims& strides);
 
 // The part `rect` of a parameter lies at `at` in `source`; with `transposed`, its two axes are
-// swapped there.
+// swapped there. Values are those of the source, plus `plus`.
 struct WeightPiece {
   Rect rect;
   StridedTensor source;
   Dims at;
   bool transposed = false;
+  float plus = 0;
 };
 
 class ForeignWeights {

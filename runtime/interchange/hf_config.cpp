@@ -2,8 +2,10 @@
 #include "runtime/interchange/hf_config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <numeric>
+#include <optional>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -99,11 +101,12 @@ struct LlamaLike {
   double norm_eps;
   HfRopeDefaults rope;
   NormType norm = NormType::rmsnorm;
+  Activation activation = Activation::swiglu;
 };
 
 void read_llama_like(ConfigReader& config, ModelShape& shape, const LlamaLike& defaults) {
   shape.norm = defaults.norm;
-  shape.activation = Activation::swiglu;
+  shape.activation = defaults.activation;
   shape.layers = config.size("num_hidden_layers");
   shape.hidden = config.size("hidden_size");
   shape.heads = config.size("num_attention_heads");
@@ -114,13 +117,30 @@ void read_llama_like(ConfigReader& config, ModelShape& shape, const LlamaLike& d
   shape.norm_eps = config.number_in(
       kEps, shape.norm == NormType::rmsnorm ? "rms_norm_eps" : "layer_norm_eps", defaults.norm_eps);
   const std::string activation = config.text("hidden_act", "silu");
-  if (activation != "silu" && activation != "swish") {
+  if (shape.activation == Activation::swiglu && activation != "silu" && activation != "swish") {
     config.refuse(fmt::format("'hidden_act' is '{}', and only 'silu' is there", activation),
                   "this model cannot be run by mtl");
   }
   shape.bias = shape.qkv_bias = false;
   shape.tie_embeddings = config.boolean("tie_word_embeddings", false);
   read_hf_rope(config, defaults.rope, shape);
+}
+
+void read_gemma(ConfigReader& config, ModelShape& shape) {
+  read_llama_like(config, shape, {1e-6, {10000}, NormType::rmsnorm, Activation::geglu});
+  if (shape.head_dim == 0) shape.head_dim = 256;
+  shape.tie_embeddings = config.boolean("tie_word_embeddings", true);
+  shape.embedding_scale = std::sqrt(static_cast<double>(shape.hidden));
+  config.require("attention_bias", false, false, "Gemma has no biases");
+  // The first files said "gelu" and meant the tanh form; the other key came to say so.
+  const bool said = config.find("hidden_activation") != nullptr;
+  const std::string gate =
+      said ? config.text("hidden_activation", "") : config.text("hidden_act", "gelu_pytorch_tanh");
+  if (gate == "gelu_pytorch_tanh" || gate == "gelu_new" || (gate == "gelu" && !said)) return;
+  config.refuse(fmt::format("'{}' is '{}', and as a gate only the tanh form of GELU is there "
+                            "('gelu_pytorch_tanh')",
+                            said ? "hidden_activation" : "hidden_act", gate),
+                "this model cannot be run by mtl");
 }
 
 void read_chosen_experts(ConfigReader& config, ModelShape& shape,
@@ -224,9 +244,29 @@ void read_dots_experts(ConfigReader& config, ModelShape& shape) {
   }
 }
 
+// What models of a type have that no setting here says, where they are close to ones that are here.
+std::optional<std::string> other_than_here(const std::string& type) {
+  if (type == "gemma2") {
+    return "norms behind their blocks too, capped scores and logits, and a window in every second "
+           "layer";
+  }
+  if (type.starts_with("gemma3")) {
+    return "norms behind their blocks too, and a window and a rotation of its own in five of six "
+           "layers";
+  }
+  if (type == "olmo2" || type == "olmo3") {
+    return "norms behind their blocks, and norms of all queries and all keys of a token at once";
+  }
+  if (type == "olmo") return "layer norms without weights";
+  if (type == "phi") return "attention and feed-forward block that share a norm";
+  if (type == "phimoe") return "layer norms beside experts that are chosen by another rule";
+  return std::nullopt;
+}
+
 void read_family(ConfigReader& config, const std::string& type, ModelShape& shape) {
   if (type == "gpt2") return read_gpt2(config, shape);
   if (type == "gpt_neox") return read_gpt_neox(config, shape);
+  if (type == "gemma") return read_gemma(config, shape);
   if (type == "llama") {
     read_llama_like(config, shape, {1e-6, {10000}});
     const bool attention = config.boolean("attention_bias", false);
@@ -312,8 +352,8 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
     diagnostics.add({.code = "import.family",
                      .what = file + ": " + what,
                      .help =
-                         "mtl reads gpt2, gpt_neox, llama, mistral, mixtral, phi3, qwen2, qwen3, "
-                         "qwen2_moe, qwen3_moe, dots1 and stablelm, for causal LM"});
+                         "mtl reads gemma, gpt2, gpt_neox, llama, mistral, mixtral, phi3, qwen2, "
+                         "qwen3, qwen2_moe, qwen3_moe, dots1 and stablelm, for causal LM"});
   };
   if (!json.is_object()) {
     refuse_family("it is not a JSON object");
@@ -326,11 +366,14 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
       {"qwen3", "Qwen3ForCausalLM"},        {"mixtral", "MixtralForCausalLM"},
       {"qwen2_moe", "Qwen2MoeForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"},
       {"dots1", "Dots1ForCausalLM"},        {"stablelm", "StableLmForCausalLM"},
-      {"gpt_neox", "GPTNeoXForCausalLM"},   {"phi3", "Phi3ForCausalLM"}};
+      {"gpt_neox", "GPTNeoXForCausalLM"},   {"phi3", "Phi3ForCausalLM"},
+      {"gemma", "GemmaForCausalLM"}};
   const std::string type = config.text("model_type", "");
   const auto known = kArchitectures.find(type);
   if (known == kArchitectures.end()) {
+    const auto why = other_than_here(type);
     refuse_family(type.empty() ? "'model_type' is missing"
+                  : why        ? fmt::format("models of type '{}' are not here: {}", type, *why)
                                : fmt::format("models of type '{}' are not known here", type));
     return model;
   }

@@ -1,4 +1,5 @@
 // Writing config.json (hf_config.h).
+#include <cmath>
 #include <numeric>
 
 #include <nlohmann/json.hpp>
@@ -15,6 +16,22 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
   const auto add = [&](bool obstacle, const char* note) {
     if (obstacle) notes.emplace_back(note);
   };
+  if (shape.activation == Activation::geglu) {
+    // Gemma but for these.
+    const double scale = std::sqrt(static_cast<double>(shape.hidden));
+    add(std::abs(shape.embedding_scale - scale) > 1e-5 * scale,
+        "model.embedding_scale: Gemma's is the square root of model.hidden");
+    add(shape.norm != NormType::rmsnorm, "model.norm.type: Gemma's is rmsnorm");
+    add(shape.position != PositionType::rope, "model.position.type: Gemma's is rope");
+    add(shape.rope_fraction != 1, "model.position.fraction: Gemma rotates whole heads");
+    add(shape.bias || shape.qkv_bias, "model.bias: Gemma has no biases");
+    add(shape.qk_norm, "model.qk_norm: Gemma has none");
+    add(shape.sliding_window > 0, "model.sliding_window: Gemma has none");
+    add(shape.experts > 0, "model.moe: Gemma has no experts");
+    add(shape.parallel_residual, "model.parallel_residual: Gemma has none");
+    return notes;
+  }
+  add(shape.embedding_scale != 1, "model.embedding_scale: Gemma has it, with geglu");
   const bool gelu = shape.activation != Activation::swiglu;
   if (shape.norm == NormType::layernorm && gelu && shape.position == PositionType::learned) {
     // GPT-2 but for these.
@@ -115,6 +132,7 @@ HfModel hf_model_of(const ModelShape& shape) {
     return {shape,
             shape.activation == Activation::swiglu ? "StableLmForCausalLM" : "GPTNeoXForCausalLM"};
   }
+  if (shape.activation == Activation::geglu) return {shape, "GemmaForCausalLM"};
   if (shape.experts > 0 && shape.moe_scores.sigmoid) return {shape, "Dots1ForCausalLM"};
   if (shape.shared_ffn > 0) return {shape, "Qwen2MoeForCausalLM"};
   if (shape.experts > 0)
@@ -249,6 +267,12 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
   } else if (model.architecture == "Qwen2ForCausalLM") {
     config["model_type"] = "qwen2";
     switched_window();
+  } else if (model.architecture == "GemmaForCausalLM") {
+    config["model_type"] = "gemma";
+    config["attention_bias"] = false;
+    // Which of the two counts depends on the version.
+    for (const char* key : {"hidden_act", "hidden_activation"}) config[key] = "gelu_pytorch_tanh";
+    config["pad_token_id"] = nullptr;
   } else if (model.architecture == "Phi3ForCausalLM") {
     config["model_type"] = "phi3";
     config["partial_rotary_factor"] = shape.rope_fraction;

@@ -148,7 +148,8 @@ void assign(const HfModel& model, const ForeignTensors& there, const fs::path& f
                     {.rect = part.rect,
                      .source = tensor->second,
                      .at = part.at,
-                     .transposed = part.transposed});
+                     .transposed = part.transposed,
+                     .plus = part.plus});
       }
     }
   }

@@ -71,6 +71,8 @@ std::vector<ForeignTensor> hf_tensors(const HfModel& model, const std::vector<Pa
     ForeignTensor tensor = {.name = table[i].name,
                             .shape = table[i].shape,
                             .parts = {{.row = i, .rect = {origin, table[i].shape}, .at = origin}}};
+    const bool norm = table[i].init == InitKind::ones;
+    if (norm && model.architecture == "GemmaForCausalLM") tensor.parts[0].plus = 1;
     if (fused) {
       add_fused(tensors, std::move(tensor));
     } else {

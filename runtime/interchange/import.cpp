@@ -30,6 +30,7 @@ void set_vocab(ModelShape& shape, int64_t vocab) {
 void check_known(const ModelShape& shape, const std::string& kind) {
   const ModelShape known = model_shape_from_json(to_json(shape));
   const bool same =
+      known.embedding_scale == shape.embedding_scale &&
       known.sliding_window == shape.sliding_window && known.qkv_bias == shape.qkv_bias &&
       known.experts == shape.experts && known.experts_per_token == shape.experts_per_token &&
       known.moe_scores.sigmoid == shape.moe_scores.sigmoid &&
@@ -143,6 +144,7 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
   }
   if (shape.qk_norm) line("  qk_norm: true");
   if (shape.parallel_residual) line("  parallel_residual: true");
+  if (shape.embedding_scale != 1) line("  embedding_scale: {}", shape.embedding_scale);
   line("  tie_embeddings: {}\n  vocab_pad_to: {}", shape.tie_embeddings, shape.vocab_pad_to);
   line("train:\n  seq_len: {}\n  global_batch: 8\n  steps: 1000", seq_len);
   line("lr:\n  max: 2e-5\n  warmup: 50");

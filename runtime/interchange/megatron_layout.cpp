@@ -110,6 +110,10 @@ std::string megatron_obstacle(const ModelShape& shape, int64_t tp) {
   if (shape.parallel_residual) {
     return "Megatron's feed-forward block reads what attention has made (model.parallel_residual)";
   }
+  if (shape.activation == Activation::geglu || shape.embedding_scale != 1) {
+    return "Megatron has neither GELU as a gate nor embeddings that are scaled (model.activation, "
+           "model.embedding_scale)";
+  }
   const RopeScaling& scaling = shape.rope_scaling;
   if (scaling.type == RopeScalingType::yarn) {
     return "rotary positions scaled as YaRN are not laid out for Megatron";

@@ -32,6 +32,8 @@ class EmbeddingBlock {
   void backward(const Pass& pass) const;
 
  private:
+  // Times model.embedding_scale: the tokens' vectors, or their gradient.
+  void scale(Tensor rows) const;
   void add_positions(const Pass& pass, Tensor stream) const;
   // The positions of this rank's rows, where they do not simply count.
   Tensor stream_position_ids(const Pass& pass) const;
@@ -134,6 +136,7 @@ class MlpBlock {
   int64_t layer_;
   PartsAgain again_;
   Activation activation_;
+  bool gated_;
   Norm norm_;
   Linear up_, down_;
   Buffer before_act_, activated_, output_;

@@ -1,6 +1,19 @@
+#include "common/half.h"
 #include "runtime/model/blocks.h"
 
 namespace mtl {
+
+namespace {
+
+// As a number of that type: what transformers multiplies with.
+float rounded(double value, DType dtype) {
+  const auto single = static_cast<float>(value);
+  if (dtype == DType::bf16) return bf16_to_f32(f32_to_bf16(single));
+  if (dtype == DType::f16) return f16_to_f32(f32_to_f16(single));
+  return single;
+}
+
+}  // namespace
 
 EmbeddingBlock::EmbeddingBlock(const BlockContext& context, const std::string& output)
     : context_(context),
@@ -22,7 +35,13 @@ void EmbeddingBlock::forward(const Pass& pass) const {
   context_.device.embedding_forward(values_of(ids_, pass), tokens_.weight, shard_.first, partial);
   const Tensor sum = context_.tp.leave(partial);
   if (sum.data != stream.data) context_.device.copy(sum, stream);
+  scale(stream);
   add_positions(pass, stream);
+}
+
+void EmbeddingBlock::scale(Tensor rows) const {
+  const double factor = context_.shape.embedding_scale;
+  if (factor != 1) context_.device.scale(rows, rounded(factor, rows.dtype));
 }
 
 void EmbeddingBlock::add_positions(const Pass& pass, Tensor stream) const {
@@ -73,6 +92,7 @@ void EmbeddingBlock::backward(const Pass& pass) const {
   } else if (dropout) {
     context_.device.dropout_backward(dx, dx, dropout, first_row);
   }
+  scale(dx);
   const Tensor all = context_.tp.enter(dx, rows_of(branch_, pass));
   if (tied_grad_) {
     context_.device.embedding_backward(values_of(tied_slots_, pass), all, 0, tied_grad_.tensor);

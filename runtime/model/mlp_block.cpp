@@ -17,6 +17,7 @@ MlpBlock::MlpBlock(const BlockContext& context, int64_t layer, const PartsAgain&
       layer_(layer),
       again_(again),
       activation_(context.shape.activation),
+      gated_(context.shape.gated()),
       norm_(context, layer, "mlp.norm", layer_buffer(layer, "mlp"),
             float8_stream_amax(context, layer, "mlp.up", Float8Operand::x),
             context.shape.parallel_residual ? layer_buffer(layer, "attn") : ""),
@@ -39,7 +40,7 @@ MlpBlock::MlpBlock(const BlockContext& context, int64_t layer, const PartsAgain&
     dinput_amax_ = float8_stream_amax(context, layer, "attn.proj", Float8Operand::dy);
   }
   // GELU belongs to the products on both sides of it; its exact form takes no magnitudes.
-  if (activation_ != Activation::swiglu) return;
+  if (!gated_) return;
   activated_amax_ = float8_amax(context, layer, "mlp.down", Float8Operand::x);
   dbefore_act_amax_ = float8_amax(context, layer, "mlp.up", Float8Operand::dy);
 }
@@ -55,9 +56,11 @@ void MlpBlock::expand(const Pass& pass, Tensor x) const {
   }
   up_.forward(pass, {x, norm_.amax(pass)}, before_act, up_.bias());
   if (pass.again) return;
-  if (activation_ == Activation::swiglu) {
-    context_.device.swiglu_forward(
-        {.x = before_act, .y = activated, .amax = activated_amax_.in(pass.slot)});
+  if (gated_) {
+    context_.device.swiglu_forward({.x = before_act,
+                                    .y = activated,
+                                    .amax = activated_amax_.in(pass.slot),
+                                    .gelu = activation_ == Activation::geglu});
   } else {
     context_.device.gelu_exact_forward(before_act, activated);
   }
@@ -117,14 +120,15 @@ void MlpBlock::backward(const Pass& pass, Tensor dbranch, Tensor dstream, InputG
   }
   const Tensor made = activates_backward(again_, pass) ? activated : Tensor();
   const Operand dy = {dbranch, dbranch_amax_.in(pass.slot)};
-  if (activation_ == Activation::swiglu) {
+  if (gated_) {
     const Tensor dactivated = rows_of(dactivated_, pass);
     down_.backward_input(pass, dy, dactivated);
     context_.device.swiglu_backward({.dy = dactivated,
                                      .x = before_act,
                                      .dx = dbefore_act,
                                      .amax = dbefore_act_amax_.in(pass.slot),
-                                     .y = made});
+                                     .y = made,
+                                     .gelu = activation_ == Activation::geglu});
   } else if (activation_ == Activation::gelu_exact) {
     down_.backward_input(pass, dy, dbefore_act);
     context_.device.gelu_exact_backward(dbefore_act, before_act, made);

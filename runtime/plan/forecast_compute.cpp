@@ -136,11 +136,11 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
   PassWork pass;
   const double grads = software.main_grad_bytes;
   // By a norm forward and backward, unless the tensor is gathered or goes through dropout, and by
-  // SwiGLU on both sides of it (model/float8_operands.h).
+  // a gate's op on both sides of it (model/float8_operands.h).
   const bool norm_x = !layout.sequence_parallel;
   const bool norm_dy = norm_x && model.dropout_hidden == 0;
   const bool parallel = model.parallel_residual;
-  const bool gated = model.activation == Activation::swiglu;
+  const bool gated = model.gated();
   const bool whole = layout.recompute.full != Recompute::Full::none;
   const bool keeps = software.keeps_float8_x && !whole;
   // Linears whose sizes FP8 does not take stay as they are.
@@ -264,6 +264,9 @@ Work embedding_work(const Workload& work, const LayoutChoice& layout, const Clus
   const PassSizes d(work, layout);
   Work both;
   both.memory_bound = stream_time(cluster, d.n * d.h * (2 * d.element + 8));
+  if (work.model.embedding_scale != 1) {
+    both.memory_bound += stream_time(cluster, 4 * d.stream * d.h * d.element);
+  }
   return both;
 }
 

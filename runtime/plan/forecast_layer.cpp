@@ -77,7 +77,7 @@ double float8_weights(const ModelShape& model, const LayoutChoice& layout, const
 double mlp_backward(const ModelShape& model, const LayoutChoice& layout, const KeptSizes& d) {
   double mlp = d.expert_rows * d.parts * d.ffn * d.e + d.n * d.h * d.e;
   if (model.parallel_residual) mlp += d.n * d.context * d.e;
-  if (model.activation == Activation::swiglu) mlp += d.expert_rows * d.ffn * d.e;
+  if (model.gated()) mlp += d.expert_rows * d.ffn * d.e;
   if (model.experts > 0) {
     mlp += d.rows * d.h * d.e + d.rows * 4 + d.n * static_cast<double>(model.experts) * d.e +
            2 * d.n * 4;

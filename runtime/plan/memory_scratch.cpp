@@ -117,7 +117,7 @@ void add_scratch(ArenaBuilder& arena, const ModelShape& shape, const ParamLayout
     }
   }
   arena.add("mlp.dbefore_act", compute, {d.expert_rows, shape.mlp_parts() * d.ffn});
-  if (shape.activation == Activation::swiglu) {
+  if (shape.gated()) {
     arena.add("mlp.dactivated", compute, {d.expert_rows, d.ffn});
   }
   if (d.shared > 0) {

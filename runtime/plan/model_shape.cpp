@@ -12,7 +12,7 @@ namespace {
 
 // The names of the kinds in train.yaml and in checkpoints, in the order of their enums.
 constexpr const char* kNorms[] = {"layernorm", "rmsnorm"};
-constexpr const char* kActivations[] = {"gelu", "swiglu", "gelu_exact"};
+constexpr const char* kActivations[] = {"gelu", "swiglu", "gelu_exact", "geglu"};
 constexpr const char* kPositions[] = {"learned", "rope", "alibi", "none"};
 
 template <class Enum, size_t N>
@@ -57,7 +57,7 @@ bool ModelShape::names_of_mixtral() const {
 }
 
 Family ModelShape::family() const {
-  const bool gpt2 = norm == NormType::layernorm && activation != Activation::swiglu &&
+  const bool gpt2 = norm == NormType::layernorm && !gated() && embedding_scale == 1 &&
                     position == PositionType::learned && kv_heads == heads &&
                     heads * head_dim == hidden && !qk_norm && qkv_bias == bias &&
                     sliding_window == 0 && experts == 0 && !parallel_residual;
@@ -93,9 +93,8 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.norm = kind_of<NormType>(kNorms, model.norm.type);
   shape.norm_eps = model.norm.eps;
   shape.activation = kind_of<Activation>(kActivations, model.activation);
-  // SwiGLU has three matrices where GELU has two: 8/3 keeps the number of parameters.
-  const int64_t ffn = shape.activation == Activation::swiglu ? round_up(8 * model.hidden / 3, 64)
-                                                             : 4 * model.hidden;
+  // With a gate there are three matrices where GELU has two: 8/3 keeps the number of parameters.
+  const int64_t ffn = shape.gated() ? round_up(8 * model.hidden / 3, 64) : 4 * model.hidden;
   shape.ffn = model.ffn > 0 ? model.ffn : ffn;
   shape.position = kind_of<PositionType>(kPositions, model.position.type);
   shape.rope_base = model.position.base;
@@ -128,6 +127,7 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
     shape.expert_bias = model.moe.expert_bias;
   }
   shape.tie_embeddings = model.tie_embeddings;
+  shape.embedding_scale = model.embedding_scale;
   shape.dropout_hidden = model.dropout.hidden;
   shape.dropout_attention = model.dropout.attention;
   shape.init_std = spec.init.std;
@@ -155,6 +155,7 @@ nlohmann::json to_json(const ModelShape& shape) {
   // Only where they say something: what has none is read by older versions too.
   if (shape.qkv_bias != shape.bias) json["qkv_bias"] = shape.qkv_bias;
   if (shape.parallel_residual) json["parallel_residual"] = true;
+  if (shape.embedding_scale != 1) json["embedding_scale"] = shape.embedding_scale;
   if (shape.sliding_window > 0) json["sliding_window"] = shape.sliding_window;
   if (shape.experts > 0) {
     json["experts"] = shape.experts;
@@ -200,6 +201,7 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   json.at("bias").get_to(shape.bias);
   shape.qkv_bias = json.value("qkv_bias", shape.bias);
   shape.parallel_residual = json.value("parallel_residual", false);
+  shape.embedding_scale = json.value("embedding_scale", 1.0);
   shape.sliding_window = json.value("sliding_window", int64_t{0});
   shape.experts = json.value("experts", int64_t{0});
   shape.experts_per_token = json.value("experts_per_token", int64_t{0});

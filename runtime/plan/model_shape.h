@@ -18,7 +18,7 @@ constexpr int64_t round_up(int64_t value, int64_t multiple) {
 }
 
 enum class NormType { layernorm, rmsnorm };
-enum class Activation { gelu_tanh, swiglu, gelu_exact };
+enum class Activation { gelu_tanh, swiglu, gelu_exact, geglu };
 const char* activation_name(Activation activation);  // as train.yaml has it
 enum class PositionType { learned, rope, alibi, none };
 
@@ -73,6 +73,7 @@ struct ModelShape {
   bool shared_gate = false;
   bool expert_bias = false;  // experts are chosen by score + a bias, which balances them
   bool tie_embeddings = true;
+  double embedding_scale = 1;  // what the tokens' vectors are multiplied by, but not a tied head
   double dropout_hidden = 0;
   double dropout_attention = 0;
   double init_std = 0.02;
@@ -84,8 +85,10 @@ struct ModelShape {
   int64_t rotary_dim() const {
     return static_cast<int64_t>(static_cast<double>(head_dim) * rope_fraction);
   }
+  // Whether one matrix of the MLP is a gate of another.
+  bool gated() const { return activation == Activation::swiglu || activation == Activation::geglu; }
   // Columns of the MLP's first matmul per unit of ffn: gate and up, or up alone.
-  int64_t mlp_parts() const { return activation == Activation::swiglu ? 2 : 1; }
+  int64_t mlp_parts() const { return gated() ? 2 : 1; }
   // Which layers are mixtures; and of layers [begin, end) how many.
   bool is_mixture(int64_t layer) const;
   int64_t mixtures_in(int64_t begin, int64_t end) const;

@@ -25,6 +25,7 @@ inline constexpr std::pair<const char*, const char*> kShapeSettings[] = {
     {"qkv_bias", "model.qkv_bias"},
     {"qk_norm", "model.qk_norm"},
     {"parallel_residual", "model.parallel_residual"},
+    {"embedding_scale", "model.embedding_scale"},
     {"sliding_window", "model.sliding_window"},
     {"experts", "model.moe.experts"},
     {"experts_per_token", "model.moe.topk"},

@@ -229,7 +229,7 @@ void add_llama(TableBuilder& table, const ModelShape& shape, double residual_std
       add_experts(table, shape, layer, base, residual_std);
       continue;
     }
-    if (shape.activation == Activation::swiglu) {
+    if (shape.gated()) {
       table.add_linear(layer, "mlp.up", h, {{mlp + "gate_proj", ffn}, {mlp + "up_proj", ffn}},
                        Split::column, std, shape.bias);
     } else {

@@ -62,8 +62,8 @@ Section model_section() {
               {.key = "model.ffn",
                .field = [](TrainSpec& s) -> Field { return &s.model.ffn; },
                .doc = "Width inside the feed-forward block.",
-               .auto_doc = "4 x `model.hidden`; with swiglu 8/3 x `model.hidden`, rounded up to "
-                           "a multiple of 64",
+               .auto_doc = "4 x `model.hidden`; with swiglu and geglu 8/3 x `model.hidden`, "
+                           "rounded up to a multiple of 64",
                .min = 1,
                .max = 1 << 24,
                .known_as = {"ffn_hidden_size", "intermediate_size", "n_inner", "d_ff", "ffn_hidden",
@@ -73,13 +73,13 @@ Section model_section() {
                .doc = "Activation of the feed-forward block.",
                .choices = {{"gelu", "the tanh form, as GPT-2"},
                            {"gelu_exact", "with the error function, as GPT-NeoX"},
-                           {"swiglu", "SiLU of one matrix times another, as LLaMA"}},
+                           {"swiglu", "SiLU of one matrix times another, as LLaMA"},
+                           {"geglu", "the same with the tanh form of GELU, as Gemma"}},
                .refused = {{"gelu_new", "gelu", ""},
                            {"gelu_pytorch_tanh", "gelu", ""},
                            {"gelu_erf", "gelu_exact", ""},
                            {"silu", "swiglu", ""},
                            {"swish", "swiglu", ""},
-                           {"geglu", "", kNotYet},
                            {"relu", "", kNotYet},
                            {"squared_relu", "", kNotYet}},
                .known_as = {"activation_function", "hidden_act", "act", "activation_func"}},
@@ -372,6 +372,17 @@ Section model_section() {
                .doc = "The output layer uses the token embedding's weights.",
                .known_as = {"tie_word_embeddings", "tied_embeddings",
                             "untie_embeddings_and_output_weights"}},
+              {.key = "model.embedding_scale",
+               .field = [](TrainSpec& s) -> Field { return &s.model.embedding_scale; },
+               .doc =
+                   "What a token's vector is multiplied by where it enters the model, and not in "
+                   "a tied output layer (Gemma: the square root of `model.hidden`). Rounded to "
+                   "`precision.dtype`, as transformers does it.",
+               .min = 0,
+               .max = 1e6,
+               .above_min = true,
+               .known_as = {"embedding_multiplier", "scale_embeddings", "embed_scale",
+                            "scale_emb"}},
               {.key = "model.vocab_pad_to",
                .field = [](TrainSpec& s) -> Field { return &s.model.vocab_pad_to; },
                .doc = "The vocabulary is padded in memory to a multiple of this; checkpoints are "

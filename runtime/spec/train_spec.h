@@ -25,8 +25,8 @@ struct TrainSpec {
     int64_t heads = 0;                // required
     int64_t kv_heads = 0;             // 0 = heads
     int64_t head_dim = 0;             // 0 = hidden / heads
-    int64_t ffn = 0;                  // 0 = 4 * hidden; swiglu: 8/3 * hidden rounded up to 64
-    std::string activation = "gelu";  // gelu (the tanh form, as GPT-2) | gelu_exact | swiglu
+    int64_t ffn = 0;                  // 0 = 4 * hidden; with a gate 8/3 * hidden, up to 64s
+    std::string activation = "gelu";  // gelu (tanh form, as GPT-2) | gelu_exact | swiglu | geglu
     struct Norm {
       std::string type = "layernorm";  // layernorm | rmsnorm
       double eps = 1e-5;
@@ -76,6 +76,7 @@ struct TrainSpec {
       double bias_rate = 1e-3;        // that it moves by in a step
     } moe;
     bool tie_embeddings = true;
+    double embedding_scale = 1;  // of tokens' vectors where they enter
     int64_t vocab_pad_to = 128;
     struct Dropout {
       double hidden = 0.0;

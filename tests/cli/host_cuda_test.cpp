@@ -117,10 +117,8 @@ TEST_CASE("what nvcc has made of the GPU engine trains as the CPU") {
   }
 }
 
-TEST_CASE("blocks side by side and exact GELU on GPUs are those of the CPU") {
-  const std::vector<std::string> model = {"model.activation=gelu_exact",
-                                          "model.parallel_residual=true",
-                                          "model.position.type=rope", "train.micro_batch=2"};
+TEST_CASE("blocks side by side with exact GELU, and Gemma's, on GPUs are those of the CPU") {
+  std::vector<std::string> model = {"model.position.type=rope", "train.micro_batch=2"};
   const auto trained = [&](int ranks, const Env& env, std::vector<std::string> settings) {
     settings.insert(settings.end(), model.begin(), model.end());
     Shell shell;
@@ -130,6 +128,14 @@ TEST_CASE("blocks side by side and exact GELU on GPUs are those of the CPU") {
     REQUIRE(outcome.code == 0);
     return losses_of(shell);
   };
+  SUBCASE("side by side") {
+    model.insert(model.end(), {"model.activation=gelu_exact", "model.parallel_residual=true"});
+  }
+  SUBCASE("Gemma") {
+    model.insert(model.end(),
+                 {"model.activation=geglu", "model.embedding_scale=4", "model.norm.type=rmsnorm",
+                  "model.bias=false", "model.head_dim=256"});
+  }
   const std::vector<double> cpu = trained(1, {{"MTL_DEVICE", "cpu"}}, {});
   CHECK(cpu.size() == 6);
   CHECK(distance(trained(1, on_gpus(1), {}), cpu) < 1e-5);

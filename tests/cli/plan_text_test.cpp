@@ -230,6 +230,10 @@ TEST_CASE("settings that change what runs are named") {
   spec.model.parallel_residual = true;
   CHECK(has(text_of(spec, 1, 200), ", exact gelu, "));
   CHECK(has(text_of(spec, 1, 200), ", parallel residual, "));
+  spec.model.activation = "geglu";
+  spec.model.embedding_scale = 45.254833995939045;
+  CHECK(has(text_of(spec, 1, 200), ", geglu, "));
+  CHECK(has(text_of(spec, 1, 200), ", parallel residual, embeddings times 45.25, "));
   spec.precision.dtype = "fp16";
   CHECK(has(text_of(spec, 1, 100),
             "precision   fp16; master weights, gradients and optimizer in "

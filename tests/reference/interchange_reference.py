@@ -51,6 +51,8 @@ def configs():
     yield "mistral", transformers.MistralConfig(sliding_window=4, **llama_like())
     # Without a window, which older versions have in one of their kinds of attention alone.
     yield "phi3", transformers.Phi3Config(pad_token_id=None, **llama_like())
+    yield "gemma", transformers.GemmaConfig(
+        head_dim=16, hidden_activation="gelu_pytorch_tanh", **llama_like())
     yield "qwen2", transformers.Qwen2Config(rope_theta=10000.0, tie_word_embeddings=True,
                                             **llama_like())
     yield "mixtral", transformers.MixtralConfig(num_local_experts=4, num_experts_per_tok=2,
@@ -85,7 +87,8 @@ def randomise(model):
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
             scale = 0.25 if parameter.dim() > 1 else 0.1
-            norm = parameter.dim() == 1 and name.endswith("weight")
+            norm = parameter.dim() == 1 and name.endswith("weight") and \
+                model.config.model_type != "gemma"  # whose norms have the 1 in their code
             parameter.copy_(scale * noise + (1 if norm else 0))
             # Values that float16 and bfloat16 hold exactly make no difference to the tests and
             # let the same model be stored in either.

@@ -2,7 +2,7 @@
 """Reference numbers of the LLaMA family for the parity tests, from PyTorch.
 
 Models of four layers, in the manner of gpt2_reference.py: LLaMA itself, variants with what Llama 3
-and Qwen 3, Qwen 2, and Mistral add, StableLM, GPT-NeoX, and one with ALiBi. README.md beside this
+and Qwen 3, Qwen 2, and Mistral add, StableLM, GPT-NeoX, Gemma, and one with ALiBi. README.md beside this
 file defines every number exactly.
 
   llama_small.json               LLaMA: 50 steps in float64, float32 and bfloat16
@@ -13,6 +13,8 @@ file defines every number exactly.
   llama_stablelm.json            LayerNorm, a quarter of every head rotated, QKV biases: 10 steps
   llama_neox.json                LayerNorm, a quarter of every head rotated, all biases, exact GELU,
                                  both blocks of a layer read its input: 10 steps
+  llama_gemma.json               GELU's tanh form as a gate, scaled embeddings, tied, one key head,
+                                 heads wider than hidden / heads: 10 steps
   llama_alibi.json               ALiBi, LayerNorm, GELU without a gate, one key head, tied: 10 steps
 """
 import math
@@ -39,6 +41,8 @@ STABLELM = {**LLAMA, "kv_heads": 4, "norm": {"type": "layernorm", "eps": 1e-5}, 
 NEOX = {**LLAMA, "kv_heads": 4, "norm": {"type": "layernorm", "eps": 1e-5}, "bias": True,
         "activation": "gelu_exact", "parallel_residual": True,
         "position": {"type": "rope", "base": 10000.0, "fraction": 0.25}}
+GEMMA = {**LLAMA, "kv_heads": 1, "head_dim": 32, "activation": "geglu", "tie_embeddings": True,
+         "embedding_scale": 8.0}
 ALIBI = {**LLAMA, "kv_heads": 1, "activation": "gelu", "norm": {"type": "layernorm", "eps": 1e-5},
          "position": {"type": "alibi"}, "tie_embeddings": True}
 
@@ -71,7 +75,7 @@ def parameters(model):
             yield p + "self_attn.q_norm.weight", (d,)
             yield p + "self_attn.k_norm.weight", (d,)
         yield from norm(p + "post_attention_layernorm")
-        if model["activation"] == "swiglu":
+        if model["activation"] in ("swiglu", "geglu"):
             yield from matrix(p + "mlp.gate_proj", f, h)
         yield from matrix(p + "mlp.up_proj", f, h)
         yield from matrix(p + "mlp.down_proj", h, f)
@@ -160,6 +164,8 @@ def make_forward(model):
             return a.repeat_interleave(heads // count, dim=1)
 
         s = number.store(number.weight(w["model.embed_tokens.weight"])[x])
+        if "embedding_scale" in model:
+            s = number.store(number.wide(s) * model["embedding_scale"])
         for n in range(model["layers"]):
             p = f"model.layers.{n}."
             a = norm(s, p + "input_layernorm")
@@ -174,6 +180,8 @@ def make_forward(model):
             up = number.wide(project(a, p + "mlp.up_proj"))
             if model["activation"] == "swiglu":
                 inner = F.silu(number.wide(project(a, p + "mlp.gate_proj"))) * up
+            elif model["activation"] == "geglu":
+                inner = F.gelu(number.wide(project(a, p + "mlp.gate_proj")), approximate="tanh") * up
             else:
                 exact = model["activation"] == "gelu_exact"
                 inner = F.gelu(up, approximate="none" if exact else "tanh")
@@ -193,7 +201,8 @@ def main():
     write_json(out / "llama_small.json", result)
     write_safetensors(out / "llama_small_grads.safetensors", gradients)
     for name, model in (("llama_scaled", SCALED), ("llama_qwen2", QWEN2), ("llama_window", WINDOW),
-                        ("llama_stablelm", STABLELM), ("llama_neox", NEOX), ("llama_alibi", ALIBI)):
+                        ("llama_stablelm", STABLELM), ("llama_neox", NEOX), ("llama_alibi", ALIBI),
+                        ("llama_gemma", GEMMA)):
         result, _ = compare(parameters(model), make_forward(model), model, steps=10)
         write_json(out / f"{name}.json", result)
 

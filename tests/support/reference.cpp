@@ -47,6 +47,7 @@ void read_model(const nlohmann::json& json, TrainSpec::Model& model) {
   json.at("qk_norm").get_to(model.qk_norm);
   if (json.value("qkv_bias", false)) model.qkv_bias = "true";
   model.parallel_residual = json.value("parallel_residual", false);
+  model.embedding_scale = json.value("embedding_scale", 1.0);
   model.sliding_window = json.value("sliding_window", int64_t{0});
   json.at("norm").at("type").get_to(model.norm.type);
   json.at("norm").at("eps").get_to(model.norm.eps);

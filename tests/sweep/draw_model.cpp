@@ -91,7 +91,7 @@ void draw_model(Draw& draw, Settings& s) {
   if (draw.chance(0.6)) s.set("model.ffn", draw.pick({12, 24, 48, 48, 60, 96}));
   const bool swiglu = experts || (any ? draw.chance(0.5) : !gpt2);
   if (swiglu) {
-    s.set("model.activation", "swiglu");
+    s.set("model.activation", !experts && draw.chance(0.3) ? "geglu" : "swiglu");
   } else if (draw.chance(neox ? 0.7 : 0.2)) {
     s.set("model.activation", "gelu_exact");
   }
@@ -107,6 +107,7 @@ void draw_model(Draw& draw, Settings& s) {
   if (experts || (any ? draw.chance(0.5) : !gpt2)) s.set("model.bias", "false");
   if (family == "qwen" || (any && draw.chance(0.3))) s.set("model.qkv_bias", "true");
   if (draw.chance(gpt2 ? 0.05 : 0.35)) s.set("model.qk_norm", "true");
+  if (draw.chance(0.15)) s.set("model.embedding_scale", draw.pick({"0.5", "5.66"}));
   draw_choices(draw, s, kModel);
   if (experts) draw_mixture(draw, s);
 }

@@ -40,7 +40,8 @@ void CpuDevice::swiglu_forward(const Swiglu& args) {
     swiglu({.x = x.as<char>() + begin * 2 * row_bytes,
             .y = y.as<char>() + begin * row_bytes,
             .rows = end - begin,
-            .width = width});
+            .width = width,
+            .gelu = args.gelu});
   });
   raise_amax(args.amax, y);
 }
@@ -52,6 +53,7 @@ void CpuDevice::swiglu_backward(const SwigluBackward& args) {
   assert(dy.dtype == x.dtype && x.rows() == rows && x.cols() == 2 * width);
   assert(dx.dtype == x.dtype && dx.numel() == x.numel() && dx.data != x.data);
   assert(!y || (y.dtype == x.dtype && y.numel() == dy.numel() && y.data != dy.data));
+  assert(!weigh.weights || !args.gelu);
   assert(!weigh.weights || (weigh.index.dtype == DType::i32 && weigh.index.numel() == rows));
   const int64_t row_bytes = width * bytes_of(x.dtype);
   const auto swiglu = typed(x.dtype).swiglu_backward;
@@ -60,6 +62,7 @@ void CpuDevice::swiglu_backward(const SwigluBackward& args) {
             .y = y ? y.as<char>() + begin * row_bytes : nullptr,
             .rows = end - begin,
             .width = width,
+            .gelu = args.gelu,
             .dy = dy.as<char>() + begin * row_bytes,
             .dx = dx.as<char>() + begin * 2 * row_bytes,
             .index = weigh.weights ? weigh.index.as<const int32_t>() + begin : nullptr,

@@ -1,6 +1,6 @@
-// GELU alone and SwiGLU: one pass. Bytes per element of the output, with s the size of the type:
-// gelu_forward 2 s, gelu_backward 3 s, swiglu_forward 3 s, swiglu_backward (per element of dy) 5 s;
-// backward that writes y too one s more.
+// GELU alone, SwiGLU and GeGLU: one pass. Bytes per element of the output, with s the size of the
+// type: gelu_forward 2 s, gelu_backward 3 s, swiglu_forward 3 s, swiglu_backward (per element of
+// dy) 5 s; backward that writes y too one s more.
 #include "runtime/device/cuda/activation.h"
 #include "runtime/device/cuda/amax.h"
 
@@ -64,7 +64,23 @@ struct GatedRows {
   float* dweights = nullptr;
 };
 
-template <typename T, int N>
+// What a gate makes of g, the same bits forward and backward, and its derivative.
+struct Gate {
+  float value, slope;
+};
+// With s = sigmoid(g): silu'(g) = s + g s (1 - s).
+template <bool kGelu>
+__device__ Gate gate_of(float g) {
+  if constexpr (kGelu) {
+    return {gelu(g), gelu_derivative(g)};
+  } else {
+    const Sigmoid s = sigmoid(g);
+    const float silu = g * s.value;
+    return {silu, s.value + silu * s.rest};
+  }
+}
+
+template <typename T, int N, bool kGelu>
 __global__ void __launch_bounds__(kBlock) swiglu_forward_kernel(GatedRows<T> a) {
   Amax<T> amax(a.amax);
   const int64_t warps = int64_t{gridDim.x} * kWarps;
@@ -76,7 +92,7 @@ __global__ void __launch_bounds__(kBlock) swiglu_forward_kernel(GatedRows<T> a) 
     for (int64_t i = threadIdx.x % kWarp * N; i < a.width; i += kWarp * N) {
       const Floats<N> g = load<N>(gate + i);
       Floats<N> u = load<N>(gate + a.width + i);
-      for (int k = 0; k < N; ++k) u.at[k] *= g.at[k] * sigmoid(g.at[k]).value;
+      for (int k = 0; k < N; ++k) u.at[k] *= gate_of<kGelu>(g.at[k]).value;
       store(y + i, u);
       amax.take(u);
     }
@@ -84,8 +100,8 @@ __global__ void __launch_bounds__(kBlock) swiglu_forward_kernel(GatedRows<T> a) 
   amax.template finish<kBlock>();
 }
 
-// With s = sigmoid(g): silu'(g) = s + g s (1 - s). y is the product that forward makes.
-template <typename T, int N, bool kWeights>
+// y is the product that forward makes.
+template <typename T, int N, bool kGelu, bool kWeights>
 __global__ void __launch_bounds__(kBlock) swiglu_backward_kernel(GatedRows<T> a) {
   Amax<T> amax(a.amax);
   const int64_t warps = int64_t{gridDim.x} * kWarps;
@@ -103,15 +119,14 @@ __global__ void __launch_bounds__(kBlock) swiglu_backward_kernel(GatedRows<T> a)
       Floats<N> d = load<N>(dy + i);
       Floats<N> made;
       for (int k = 0; k < N; ++k) {
-        const Sigmoid s = sigmoid(g.at[k]);
-        const float silu = g.at[k] * s.value;
-        made.at[k] = u.at[k] * silu;
+        const Gate gated = gate_of<kGelu>(g.at[k]);
+        made.at[k] = u.at[k] * gated.value;
         if (kWeights) {
           dot = fmaf(made.at[k], d.at[k], dot);
           d.at[k] *= weight;
         }
-        g.at[k] = d.at[k] * u.at[k] * (s.value + silu * s.rest);
-        u.at[k] = d.at[k] * silu;
+        g.at[k] = d.at[k] * u.at[k] * gated.slope;
+        u.at[k] = d.at[k] * gated.value;
       }
       if (y != nullptr) store(y + i, made);
       store(dgate + i, g);
@@ -176,8 +191,10 @@ void swiglu_forward(Queue& queue, const Swiglu& args) {
                             .amax = args.amax.as<uint32_t>()};
     const bool packs = aligned({a.x, a.y}) && a.width % kPackOf<T> == 0;
     with_pack<kPackOf<T>>(packs, [&](auto pack) {
-      launch(swiglu_forward_kernel<T, decltype(pack)::value>, blocks_for(queue, a.rows, kWarps),
-             dim3(kBlock), 0, queue.stream(), a);
+      constexpr int kPack = decltype(pack)::value;
+      launch(args.gelu ? swiglu_forward_kernel<T, kPack, true>
+                       : swiglu_forward_kernel<T, kPack, false>,
+             blocks_for(queue, a.rows, kWarps), dim3(kBlock), 0, queue.stream(), a);
     });
   });
 }
@@ -198,8 +215,9 @@ void swiglu_backward(Queue& queue, const SwigluBackward& args) {
     const bool packs = aligned({a.x, a.y, a.dy, a.dx}) && a.width % kPackOf<T> == 0;
     with_pack<kPackOf<T>>(packs, [&](auto pack) {
       constexpr int kPack = decltype(pack)::value;
-      launch(a.weights != nullptr ? swiglu_backward_kernel<T, kPack, true>
-                                  : swiglu_backward_kernel<T, kPack, false>,
+      launch(args.gelu              ? swiglu_backward_kernel<T, kPack, true, false>
+             : a.weights != nullptr ? swiglu_backward_kernel<T, kPack, false, true>
+                                    : swiglu_backward_kernel<T, kPack, false, false>,
              blocks_for(queue, a.rows, kWarps), dim3(kBlock), 0, queue.stream(), a);
     });
   });

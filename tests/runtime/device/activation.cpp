@@ -1,4 +1,4 @@
-// GELU alone, its exact form and SwiGLU against a double-precision reference and finite
+// GELU alone, its exact form, SwiGLU and GeGLU against a double-precision reference and finite
 // differences.
 #include "runtime/device/cpu/kernels/matmul_kernels.h"
 #include "runtime/device/ops_test.h"
@@ -299,6 +299,73 @@ TEST_CASE("swiglu of large gates is their limit") {
       CHECK(std::abs(y[i] - 0.5 * gate * sigmoid) <= (gate < 0 ? 1e-6 : bound));
       CHECK(std::abs(dx[i] - (gate < -700 ? 0 : slope)) <= 1e-6);
       CHECK(std::abs(dx[f + i] - 2 * gate * sigmoid) <= (gate < 0 ? 1e-6 : 2 * bound));
+    }
+  });
+}
+
+namespace {
+
+double gelu_tanh(double x) {
+  return 0.5 * x * (1 + std::tanh(std::sqrt(2 / 3.141592653589793) * (x + 0.044715 * x * x * x)));
+}
+double gelu_tanh_slope(double x) {
+  const double root = std::sqrt(2 / 3.141592653589793);
+  const double tanh = std::tanh(root * (x + 0.044715 * x * x * x));
+  return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * root * (1 + 3 * 0.044715 * x * x);
+}
+
+}  // namespace
+
+TEST_CASE("geglu and its gradient against the reference, and backward writes what forward does") {
+  for_each_device([](Device& device) {
+    std::mt19937 random(15);
+    for (const auto& [n, f] : kMatrices) {
+      for (const DType type : kComputeTypes) {
+        INFO(n << " x " << f << " type " << safetensors_name(type));
+        Held x(type, {n, 2 * f}), y(type, {n, f}), again(type, {n, f}), dy(type, {n, f});
+        Held dx(type, {n, 2 * f}), dx_alone(type, {n, 2 * f});
+        x.randomize(random, 1.5);
+        dy.randomize(random);
+        std::vector<double> made, gradient(static_cast<size_t>(2 * n * f));
+        for (int64_t i = 0; i < n * f; ++i) {
+          const int64_t gate = i / f * 2 * f + i % f, up = gate + f;
+          made.push_back(gelu_tanh(x[gate]) * x[up]);
+          gradient[static_cast<size_t>(gate)] = dy[i] * x[up] * gelu_tanh_slope(x[gate]);
+          gradient[static_cast<size_t>(up)] = dy[i] * gelu_tanh(x[gate]);
+        }
+        device.swiglu_forward({.x = x.view, .y = y.view, .gelu = true});
+        device.swiglu_backward({.dy = dy.view, .x = x.view, .dx = dx_alone.view, .gelu = true});
+        device.swiglu_backward(
+            {.dy = dy.view, .x = x.view, .dx = dx.view, .y = again.view, .gelu = true});
+        check_close(y, made, 1e-5, "y");
+        check_close(dx, gradient, 1e-5, "dx");
+        CHECK(again.bytes() == y.bytes());
+        CHECK(dx.bytes() == dx_alone.bytes());
+      }
+    }
+  });
+}
+
+TEST_CASE("geglu of large gates is its limit") {
+  for_each_device([](Device& device) {
+    const std::vector<double> gates = {-1e30, -1000, -100, -20, -10,  -4,  0,
+                                       4,     10,    20,   100, 1000, 1e30};
+    const auto f = static_cast<int64_t>(gates.size());
+    Held x(DType::f32, {1, 2 * f}), dy(DType::f32, {1, f}), y(DType::f32, {1, f});
+    Held dx(DType::f32, {1, 2 * f});
+    device.fill(x.view, 0.5f);
+    device.fill(dy.view, 2);
+    for (int64_t i = 0; i < f; ++i) x.set(i, gates[static_cast<size_t>(i)]);
+    device.swiglu_forward({.x = x.view, .y = y.view, .gelu = true});
+    device.swiglu_backward({.dy = dy.view, .x = x.view, .dx = dx.view, .gelu = true});
+    for (int64_t i = 0; i < f; ++i) {
+      const double gate = x[i];
+      const double value = gate < -50 ? 0 : gate > 50 ? gate : gelu_tanh(gate);
+      const double slope = gate < -50 ? 0 : gate > 50 ? 1 : gelu_tanh_slope(gate);
+      INFO("gate " << gate);
+      CHECK(std::abs(y[i] - 0.5 * value) <= 1e-6 + 1e-6 * value);
+      CHECK(std::abs(dx[i] - slope) <= 2e-6);
+      CHECK(std::abs(dx[f + i] - 2 * value) <= 1e-6 + 2e-6 * value);
     }
   });
 }

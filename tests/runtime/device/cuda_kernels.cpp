@@ -301,6 +301,12 @@ TEST_CASE("cuda: rows wider than a warp reaches and more of them than a grid has
         device.swiglu_backward({.dy = x.view, .x = wide.view, .dx = dwide.view, .y = out.view});
         outputs.push_back(dwide.values());
         outputs.push_back(out.values());
+        device.swiglu_forward({.x = wide.view, .y = y.view, .gelu = true});
+        outputs.push_back(y.values());
+        device.swiglu_backward(
+            {.dy = x.view, .x = wide.view, .dx = dwide.view, .y = out.view, .gelu = true});
+        outputs.push_back(dwide.values());
+        outputs.push_back(out.values());
         device.swiglu_backward(
             {.dy = x.view,
              .x = wide.view,

@@ -258,6 +258,17 @@ std::vector<Made> operands(Device& device, DType type, int64_t rows, int64_t col
   made.push_back({"swiglu", std::move(y)});
   device.swiglu_backward({.dy = dy.view, .x = x.view, .dx = dx->view, .amax = amax(made.size())});
   made.push_back({"swiglu backward", std::move(dx)});
+  for (const bool back : {false, true}) {
+    auto geglu = held(type, rows, back ? 2 * cols : cols);
+    const Tensor largest = amax(made.size());
+    if (back) {
+      device.swiglu_backward(
+          {.dy = dy.view, .x = x.view, .dx = geglu->view, .amax = largest, .gelu = true});
+    } else {
+      device.swiglu_forward({.x = x.view, .y = geglu->view, .amax = largest, .gelu = true});
+    }
+    made.push_back({back ? "geglu backward" : "geglu", std::move(geglu)});
+  }
   // What backward writes beside dx is none of its values.
   Held index(DType::i32, {rows}), weights(DType::f32, {rows}), dweights(DType::f32, {rows});
   for (int64_t i = 0; i < rows; ++i) index.set(i, static_cast<double>(i));

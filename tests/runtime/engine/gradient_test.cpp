@@ -153,6 +153,16 @@ TEST_CASE("gradients of the whole model agree with finite differences") {
     spec.model.parallel_residual = true;
     check_gradients(spec);
   }
+  for (const bool tied : {false, true}) {
+    SUBCASE(tied ? "GELU as a gate, scaled embeddings, tied head"
+                 : "GELU as a gate, scaled embeddings") {
+      TrainSpec spec = tiny_llama();
+      spec.model.activation = "geglu";
+      spec.model.embedding_scale = 3;
+      spec.model.tie_embeddings = tied;
+      check_gradients(spec);
+    }
+  }
   SUBCASE("ALiBi") {
     TrainSpec spec = tiny_spec();
     spec.model.position.type = "alibi";

@@ -28,6 +28,10 @@ TrainSpec spec_of(Model model) {
     spec.model.position.scaling = {.type = "yarn", .factor = 4, .original_max_seq = 16};
     spec.model.qk_norm = true;
     if (model == Model::llama_untied) spec.model.position.fraction = 0.5;
+    if (model == Model::llama_tied) {
+      spec.model.activation = "geglu";
+      spec.model.embedding_scale = 3;
+    }
   }
   if (model == Model::mixtral) {
     spec.model.moe = {.experts = 4, .topk = 2, .aux_loss = 0.05, .z_loss = 0.01};

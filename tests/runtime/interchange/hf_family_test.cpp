@@ -135,6 +135,34 @@ TEST_CASE("of a model that is almost StableLM what keeps it from being one is na
         "model.position.fraction");
 }
 
+TEST_CASE("of a model that is almost Gemma what keeps it from being one is named, and no more") {
+  ModelShape gemma = small_shape();
+  gemma.activation = Activation::geglu;
+  gemma.norm = NormType::rmsnorm;
+  gemma.position = PositionType::rope;
+  gemma.bias = gemma.qkv_bias = false;
+  gemma.embedding_scale = 4;
+  const auto family = [&](const Change& change) { return family_or_key(gemma, change); };
+  CHECK(family([](ModelShape&) {}) == "GemmaForCausalLM");
+  CHECK(family([](ModelShape& shape) { shape.head_dim = 16; }) == "GemmaForCausalLM");
+  CHECK(family([](ModelShape& shape) { shape.tie_embeddings = false; }) == "GemmaForCausalLM");
+  CHECK(family([](ModelShape& shape) { shape.embedding_scale = 1; }) == "model.embedding_scale");
+  CHECK(family([](ModelShape& s) { s.norm = NormType::layernorm; }) == "model.norm.type");
+  CHECK(family([](ModelShape& s) { s.position = PositionType::none; }) == "model.position.type");
+  CHECK(family([](ModelShape& s) { s.rope_fraction = 0.5; }) == "model.position.fraction");
+  CHECK(family([](ModelShape& shape) { shape.qkv_bias = true; }) == "model.bias");
+  CHECK(family([](ModelShape& shape) { shape.qk_norm = true; }) == "model.qk_norm");
+  CHECK(family([](ModelShape& shape) { shape.sliding_window = 4; }) == "model.sliding_window");
+  CHECK(family([](ModelShape& shape) { shape.experts = 4; }) == "model.moe");
+  CHECK(family([](ModelShape& s) { s.parallel_residual = true; }) == "model.parallel_residual");
+  // Nobody else scales the embeddings.
+  CHECK(family([](ModelShape& s) { s.activation = Activation::swiglu; }) ==
+        "model.embedding_scale");
+  const nlohmann::ordered_json written = hf_config_of(hf_model_of(gemma), {}, "float32");
+  CHECK(written.at("hidden_act") == "gelu_pytorch_tanh");
+  CHECK(written.at("hidden_activation") == "gelu_pytorch_tanh");
+}
+
 TEST_CASE("of a mixture the family follows from its parts, and what none has is refused") {
   ModelShape mixtral = small_shape();
   mixtral.norm = NormType::rmsnorm;

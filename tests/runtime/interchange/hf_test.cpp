@@ -23,14 +23,21 @@ struct Folder {
   const char *name, *architecture;
   const char* exported = nullptr;  // the architecture, if it is another than it came from
 };
-const Folder kFolders[] = {
-    {"gpt2", "GPT2LMHeadModel"},          {"llama", "LlamaForCausalLM"},
-    {"llama-tied", "LlamaForCausalLM"},   {"llama-yarn", "LlamaForCausalLM"},
-    {"mistral", "MistralForCausalLM"},    {"qwen2", "Qwen2ForCausalLM"},
-    {"mixtral", "MixtralForCausalLM"},    {"phi3", "Phi3ForCausalLM", "LlamaForCausalLM"},
-    {"qwen2-moe", "Qwen2MoeForCausalLM"}, {"qwen3-moe", "Qwen3MoeForCausalLM"},
-    {"dots1", "Dots1ForCausalLM"},        {"stablelm", "StableLmForCausalLM"},
-    {"gpt-neox", "GPTNeoXForCausalLM"},   {"gpt-neox-sequential", "GPTNeoXForCausalLM"}};
+const Folder kFolders[] = {{"gpt2", "GPT2LMHeadModel"},
+                           {"llama", "LlamaForCausalLM"},
+                           {"llama-tied", "LlamaForCausalLM"},
+                           {"llama-yarn", "LlamaForCausalLM"},
+                           {"gemma", "GemmaForCausalLM"},
+                           {"mistral", "MistralForCausalLM"},
+                           {"qwen2", "Qwen2ForCausalLM"},
+                           {"mixtral", "MixtralForCausalLM"},
+                           {"phi3", "Phi3ForCausalLM", "LlamaForCausalLM"},
+                           {"qwen2-moe", "Qwen2MoeForCausalLM"},
+                           {"qwen3-moe", "Qwen3MoeForCausalLM"},
+                           {"dots1", "Dots1ForCausalLM"},
+                           {"stablelm", "StableLmForCausalLM"},
+                           {"gpt-neox", "GPTNeoXForCausalLM"},
+                           {"gpt-neox-sequential", "GPTNeoXForCausalLM"}};
 
 // The bytes of every tensor of a folder, by name.
 std::map<std::string, std::string> tensor_bytes(const fs::path& folder) {
@@ -95,6 +102,21 @@ TEST_CASE("a Phi-3 of which parts of heads are rotated goes out as one, matrices
   CHECK(written.at("partial_rotary_factor") == 0.75);
   CHECK(written.at("pad_token_id").is_null());
   CHECK(to_json(open_hf_folder(scratch / "hf").shape) == to_json(open_hf_folder(folder).shape));
+}
+
+TEST_CASE("norms of Gemma are 1 more than its files say, and go out as they came") {
+  const Scratch scratch;
+  const auto imported =
+      import_model({.source = reference_folder("gemma"), .out = scratch / "run", .tokenizer = {}});
+  const auto weights = all_weights(imported.checkpoint);
+  double mean = 0;
+  for (const float weight : weights.at("model.norm.weight")) mean += weight / 32;
+  CHECK(mean == doctest::Approx(1).epsilon(0.2));
+  export_hf({.checkpoint = imported.checkpoint, .out = scratch / "hf"});
+  CHECK(tensor_bytes(scratch / "hf") == tensor_bytes(reference_folder("gemma")));
+  const std::string yaml = read_file(scratch / "run" / "train.yaml");
+  CHECK(yaml.find("\n  activation: geglu\n") != std::string::npos);
+  CHECK(yaml.find("\n  embedding_scale: 5.656854249492381\n") != std::string::npos);
 }
 
 TEST_CASE("the same tensors in shards and in other types") {
@@ -235,7 +257,20 @@ TEST_CASE("what changes the mathematics is read or refused") {
   CHECK(problems("llama", {{"hidden_size", -4}}) == "import.config ");
   CHECK(problems("llama", {{"num_attention_heads", 0}}) == "import.config ");
   CHECK(problems("llama", {{"logit_softcapping", 30.0}}) == "warning ");
-  CHECK(problems("llama", {{"model_type", "gemma"}}) == "import.family ");
+  // Close relatives of what is here, and what nobody here has heard of.
+  for (const char* type : {"gemma2", "gemma3_text", "olmo", "olmo2", "phi", "phimoe", "bloom"}) {
+    CAPTURE(std::string(type));
+    CHECK(problems("llama", {{"model_type", type}}) == "import.family ");
+  }
+  CHECK(problems("gemma", nlohmann::json::object()) == "");
+  CHECK(problems("gemma", {{"attention_bias", true}}) == "import.config ");
+  CHECK(problems("gemma", {{"hidden_activation", "gelu"}}) == "import.config ");
+  CHECK(problems("gemma", {{"hidden_activation", "gelu"}, {"hidden_act", "silu"}}) ==
+        "import.config ");
+  CHECK(problems("gemma", {{"hidden_activation", nullptr}, {"hidden_act", "silu"}}) ==
+        "import.config ");
+  // What the first files said and did not mean.
+  CHECK(problems("gemma", {{"hidden_activation", nullptr}, {"hidden_act", "gelu"}}) == "");
   CHECK(problems("llama", {{"architectures", {"LlamaForSequenceClassification"}}}) ==
         "import.family ");
   CHECK(problems("llama", {{"architectures", {"LlamaModel"}}}) == "");
@@ -318,6 +353,18 @@ TEST_CASE("what changes the mathematics is read or refused") {
   CHECK(model.shape.head_dim == 16);
   CHECK(to_json(model_from_hf_config(hf_config_of(model, {}, "float32"), "", diagnostics).shape) ==
         to_json(model.shape));
+  // Gemma is tied, and its heads have a width of their own, unless it says otherwise.
+  config = nlohmann::json::parse(read_file(reference_folder("gemma") / "config.json"));
+  config.erase("head_dim");
+  HfModel gemma = model_from_hf_config(config, "", diagnostics);
+  CHECK(gemma.shape.tie_embeddings);
+  CHECK(gemma.shape.head_dim == 256);
+  CHECK(gemma.shape.embedding_scale == doctest::Approx(5.656854249492381).epsilon(1e-15));
+  config["tie_word_embeddings"] = false;
+  gemma = model_from_hf_config(config, "", diagnostics);
+  CHECK_FALSE(gemma.shape.tie_embeddings);
+  CHECK(to_json(model_from_hf_config(hf_config_of(gemma, {}, "float32"), "", diagnostics).shape) ==
+        to_json(gemma.shape));
   // Phi-3 has no window unless it says so.
   config = nlohmann::json::parse(read_file(reference_folder("phi3") / "config.json"));
   config.erase("sliding_window");

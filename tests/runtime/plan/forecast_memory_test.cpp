@@ -121,6 +121,19 @@ TEST_CASE("memory is that of the arena within 2 percent in every layout that the
   CHECK(checked > 500);
 }
 
+TEST_CASE("whatever function a gate has, and scaled embeddings, take the same memory") {
+  TrainSpec spec = llama_like();
+  const Plan swiglu = plan_of(spec, 2);
+  spec.model.activation = "geglu";
+  spec.model.embedding_scale = 8;
+  const Plan geglu = plan_of(spec, 2);
+  CHECK(geglu.peak_bytes() == swiglu.peak_bytes());
+  CHECK(geglu.cost.parameters == swiglu.cost.parameters);
+  CHECK(geglu.cost.flops_per_token == swiglu.cost.flops_per_token);
+  CHECK(forecast_memory(workload_of(geglu), layout_of(geglu)).total ==
+        forecast_memory(workload_of(swiglu), layout_of(swiglu)).total);
+}
+
 TEST_CASE("memory of blocks side by side is that of the arena within 2 percent") {
   for (const int tp : {1, 2}) {
     for (const int pp : {1, 2}) {

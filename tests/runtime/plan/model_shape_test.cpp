@@ -91,6 +91,7 @@ void check_equal(const ModelShape& a, const ModelShape& b) {
   CHECK(a.shared_gate == b.shared_gate);
   CHECK(a.expert_bias == b.expert_bias);
   CHECK(a.tie_embeddings == b.tie_embeddings);
+  CHECK(a.embedding_scale == b.embedding_scale);
 }
 
 }  // namespace
@@ -292,6 +293,12 @@ TEST_CASE("a model's shape comes back from a checkpoint") {
   other.activation = Activation::gelu_exact;
   other.parallel_residual = true;
   check_equal(model_shape_from_json(to_json(other)), other);
+  other.activation = Activation::geglu;
+  other.embedding_scale = std::sqrt(48.0);
+  check_equal(model_shape_from_json(to_json(other)), other);
+  ModelShape scaled = gpt2;
+  scaled.embedding_scale = 2;  // which GPT-2's files have no place for
+  CHECK(scaled.family() == Family::llama);
   other.activation = Activation::swiglu;
   other.parallel_residual = false;
   other.qkv_bias = true;

@@ -123,6 +123,7 @@ TEST_CASE("every key can be set to what it is not") {
            "model.head_dim=8",
            "model.qk_norm=true",
            "model.parallel_residual=true",
+           "model.embedding_scale=45.25",
            "model.qkv_bias=true",
            "model.sliding_window=40",
            "model.moe={experts: 4, ffn: 64, every: 2, dense_layers: [4, 6], topk: 3, scale: 2.5, "
@@ -232,6 +233,7 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.head_dim == 8);
   CHECK(s.model.qk_norm);
   CHECK(s.model.parallel_residual);
+  CHECK(s.model.embedding_scale == 45.25);
   CHECK(s.model.qkv_bias == "true");
   CHECK(s.model.sliding_window == 40);
   CHECK(s.model.moe.experts == 4);

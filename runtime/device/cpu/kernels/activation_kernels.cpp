@@ -1,36 +1,62 @@
-// SwiGLU and the exact form of GELU, and their gradients. (GELU's tanh form belongs to the matmul:
-// matmul_kernels.cpp.)
+// SwiGLU, GeGLU and the exact form of GELU, and their gradients. (GELU's tanh form belongs to the
+// matmul: matmul_kernels.cpp.)
 #include "runtime/device/cpu/kernels/parts.h"
 #include "runtime/device/cpu/kernels/vector.h"
 
 namespace mtl::kernels::MTL_ISA {
 namespace {
 
-// Of a gate: s = 1 / (1 + e^-g), and silu(g) = g s, the same bits forward and backward.
-struct Silu {
-  F e, s, value;
+// What a gate makes of g, the same bits forward and backward, and its derivative.
+struct Gate {
+  F value, slope;
 };
-MTL_INLINE Silu silu(F g) {
+// silu(g) = g s, s = 1 / (1 + e^-g); silu'(g) = s + g s (1 - s), and 1 - s = e^-g s without a
+// cancellation.
+MTL_INLINE Gate silu(F g) {
   const F e = exp(-g);
   const F s = 1.0f / (1.0f + e);
-  return {e, s, g * s};
+  const F value = g * s;
+  return {value, s + value * (e * s)};
+}
+// gelu_tanh(g) = g sigmoid(2u), u = sqrt(2/pi) (g + 0.044715 g^3), as the GPU's kernels have it.
+// Beyond 20 in magnitude the sigmoid is 0 or 1 to the last bit, and the square could overflow. A
+// NaN stays.
+MTL_INLINE Gate gelu(F g) {
+  constexpr float kLinear = 1.5957691216f;    // 2 sqrt(2/pi)
+  constexpr float kCubic = 0.0713548162726f;  // 2 sqrt(2/pi) 0.044715
+  const F x = min(splat(20.0f), max(splat(-20.0f), g));
+  const F square = x * x;
+  const F e = exp(-(x * (kLinear + kCubic * square)));
+  const F s = 1.0f / (1.0f + e);
+  return {g * s, s + x * (kLinear + 3.0f * kCubic * square) * (s * (e * s))};
+}
+template <bool kGelu>
+MTL_INLINE Gate gate_of(F g) {
+  return kGelu ? gelu(g) : silu(g);
 }
 
-template <class T>
-void swiglu_forward(const Swiglu& args) {
+template <class T, bool kGelu>
+void swiglu_forward_rows(const Swiglu& args) {
   const int64_t width = args.width;
   for (int64_t r = 0; r < args.rows; ++r) {
     const T* gate = static_cast<const T*>(args.x) + r * 2 * width;
     const T* up = gate + width;
     T* y = static_cast<T*>(args.y) + r * width;
     each(width, [&](int64_t i, auto lanes) MTL_LAMBDA {
-      store(y + i, silu(load(gate + i, lanes)).value * load(up + i, lanes), lanes);
+      store(y + i, gate_of<kGelu>(load(gate + i, lanes)).value * load(up + i, lanes), lanes);
     });
   }
 }
+template <class T>
+void swiglu_forward(const Swiglu& args) {
+  if (args.gelu) {
+    swiglu_forward_rows<T, true>(args);
+  } else {
+    swiglu_forward_rows<T, false>(args);
+  }
+}
 
-// silu'(g) = s + g s (1 - s), and 1 - s = e^-g s without a cancellation.
-template <class T, bool kWeights>
+template <class T, bool kGelu, bool kWeights>
 void swiglu_backward_rows(const Swiglu& args) {
   const int64_t width = args.width;
   for (int64_t r = 0; r < args.rows; ++r) {
@@ -45,14 +71,14 @@ void swiglu_backward_rows(const Swiglu& args) {
     each(width, [&](int64_t i, auto lanes) MTL_LAMBDA {
       const F g = load(gate + i, lanes), u = load(up + i, lanes);
       F d = load(dy + i, lanes);
-      const Silu of = silu(g);
+      const Gate of = gate_of<kGelu>(g);
       const F value = of.value * u;
       if (y) store(y + i, value, lanes);
       if (kWeights) {
         dot += value * d;
         d *= weight;
       }
-      store(dgate + i, d * u * (of.s + of.value * (of.e * of.s)), lanes);
+      store(dgate + i, d * u * of.slope, lanes);
       store(dup + i, d * of.value, lanes);
     });
     if (kWeights) args.dweights[args.index[r]] = sum_lanes(dot);
@@ -60,10 +86,12 @@ void swiglu_backward_rows(const Swiglu& args) {
 }
 template <class T>
 void swiglu_backward(const Swiglu& args) {
-  if (args.index) {
-    swiglu_backward_rows<T, true>(args);
+  if (args.gelu) {
+    swiglu_backward_rows<T, true, false>(args);
+  } else if (args.index) {
+    swiglu_backward_rows<T, false, true>(args);
   } else {
-    swiglu_backward_rows<T, false>(args);
+    swiglu_backward_rows<T, false, false>(args);
   }
 }
 

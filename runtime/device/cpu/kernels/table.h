@@ -66,6 +66,7 @@ struct Swiglu {
   const void* x;
   void* y;  // backward: may be null
   int64_t rows, width;
+  bool gelu = false;  // of the gate, and not silu; without index
   // Backward only.
   const void* dy = nullptr;
   void* dx = nullptr;  // [rows, 2 width]
