@@ -12,6 +12,7 @@ Software software_mtl() {
   software.exchanges_heads = true;
   software.expert_room = true;
   software.whole_masters = false;
+  software.tensor_core_head = 128;  // device/cuda/attention.h
   // x along one way forward and along the other backward, where it is not kept (model/linear.h).
   software.float8 = {.x = 5, .dy = 6, .x_again = 3, .found = 2};
   software.keeps_float8_x = true;

@@ -66,6 +66,7 @@ struct Float8Bytes {
 // What the software that runs it does, where that decides seconds or bytes.
 struct Software {
   bool flash_attention = true;   // else scores are written to memory, and not halved by the mask
+  int64_t tensor_core_head = 0;  // wider heads go without tensor cores on a GPU; 0: none do
   double elementwise = 1;        // traffic of element-wise operations against fused ones
   double logits_bytes = 12;      // moved per logit, forward and backward
   bool head_in_forward = false;  // the head's gradients are made where its logits are

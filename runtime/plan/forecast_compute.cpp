@@ -103,8 +103,11 @@ void add_attention(PassWork& pass, Work& core, const Workload& work, const Layou
     const double flops = 4 * rows * keys * d.q;
     const double short_seq = cluster.cpu ? 1 : keys / (keys + 128);
     const double head = std::min(1.0, static_cast<double>(work.model.head_dim) / 128.0 * 0.3 + 0.7);
-    const double peak = peak_flops(cluster.gpu, work.compute) * cluster.clock * short_seq *
-                        (cluster.cpu ? 1 : head);
+    const bool cores = !cluster.cpu && software.tensor_core_head > 0 &&
+                       work.model.head_dim > software.tensor_core_head;
+    const DType rate = cores ? DType::f32 : work.compute;  // of the CUDA cores, or of tensor cores
+    const double peak =
+        peak_flops(cluster.gpu, rate) * cluster.clock * short_seq * (cluster.cpu ? 1 : head);
     core.attention = flops / (peak * cluster.attention_forward) + cluster.kernel_s;
     pass.backward.attention += 2.5 * flops / (peak * cluster.attention_backward) + cluster.kernel_s;
   } else {

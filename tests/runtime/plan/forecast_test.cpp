@@ -277,6 +277,28 @@ TEST_CASE(
   CHECK(values(llama, 1) == doctest::Approx(2 * ffn + 3 * 64));
 }
 
+TEST_CASE("heads that no kernel takes to the tensor cores cost the rate of the others on a GPU") {
+  Workload work;
+  work.model = plan_of(llama_like(), 1).model;
+  work.seq = 4096;
+  work.compute = DType::bf16;
+  LayoutChoice layout;
+  const auto attention = [&](int64_t head_dim, const Cluster& cluster) {
+    work.model.head_dim = head_dim;
+    work.model.heads = work.model.kv_heads = 1024 / head_dim;
+    const PassWork pass = layer_work(work, layout, cluster, software_mtl(), {});
+    return pass.forward.attention + pass.backward.attention;
+  };
+  const Cluster h100 = *find_cluster("h100");
+  const double slower = peak_flops(h100.gpu, DType::bf16) / peak_flops(h100.gpu, DType::f32);
+  CHECK(slower > 10);
+  const double narrow = attention(128, h100) - 2 * h100.kernel_s;
+  CHECK(attention(256, h100) - 2 * h100.kernel_s == doctest::Approx(slower * narrow));
+  Cluster cpu = h100;
+  cpu.cpu = true;
+  CHECK(attention(256, cpu) == doctest::Approx(attention(128, cpu)));
+}
+
 TEST_CASE("FLOPs with attention whole are the papers' formula") {
   // arXiv 2205.05198: 72 B s L h^2 (1 + s / 6h + V / 12 h L); with everything made again
   // 2104.04473: 96 B s L h^2 (1 + s / 6h + V / 16 L h).
