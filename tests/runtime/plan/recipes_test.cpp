@@ -27,6 +27,8 @@ TEST_CASE("recipes have the published numbers of parameters") {
       {"qwen3-30b-a3b", 30'532'122'624},
       {"dots-llm1", 142'774'381'696},
       {"pythia-1.4b", 1'414'647'808},
+      {"gemma-2b", 2'506'172'416},
+      {"phi3-mini", 3'821'079'552},
       // The model card counts the biases of the layers' norms, 2 x 24 x 2,048, not.
       {"stablelm-2-1.6b", 1'644'417'024 + 98'304}};
   for (const auto& [name, parameters] : exact) {
