@@ -90,39 +90,30 @@ inline bool fits_warpgroups(DType dtype, int64_t seq, int64_t head_dim) {
   return dtype != DType::f32 && (head_dim == 64 || head_dim == 96 || head_dim == 128) && seq >= 32;
 }
 // Which backward they have: what is faster as far as it is measured, or as it is wished.
-enum class Backward { measured, split, joint };
-// Who adds to dQ: a kernel of its own, that needs no sums; the warps of the kernel that makes dK
-// and dV (attention_query_sums.h); or its copy engine (attention_backward_joint_warpgroups.cu).
-enum class Adder { none, warps, copies };
-// Measured on an H200 (docs/benchmarks/gpu-h200.md), warps against a kernel of its own: with heads
-// of 64 they take 4 to 6 % less at 1,024 tokens and 6 % more at 4,096, with heads of 128 2 to 16 %
-// more. The copy engine's has not been measured. Two consumers cannot share the panels of 32 that
+enum class Backward { measured, split };
+// Whether one kernel makes dQ, dK and dV (attention_backward_joint_warpgroups.cu), in sums of its
+// own. Measured on an H200 (docs/benchmarks/gpu-h200.md), against two without sums: 7 to 31 % less
+// time for backward with heads of 64 and 128. Two consumers cannot share the panels of 32 that
 // heads of 96 have evenly.
-inline Adder adder_of(Backward backward, int64_t seq, int64_t head_dim) {
-  if (backward == Backward::joint && head_dim != 96) return Adder::copies;
-  const bool warps = backward == Backward::measured && head_dim == 64 && seq <= 2048;
-  return warps ? Adder::warps : Adder::none;
+inline bool adds_up(Backward backward, int64_t head_dim) {
+  return backward == Backward::measured && head_dim != 96;
 }
 // The sums are f32, in tiles of 64 x 128 or 128 x 64 (queries x columns). Beside them lie turns,
-// one of a tile or of each of its eight warps, and one number for all.
-inline constexpr int64_t kSumsOfTile = 64 * 128, kWarpsOfTile = 8;
+// one of a tile, and one number for all.
+inline constexpr int64_t kSumsOfTile = 64 * 128;
 inline int64_t query_tiles(const AttentionSize& s) {  // of a head
   return divide_up(s.seq, kSumsOfTile / s.head_dim);
 }
-inline int64_t turns_of(const AttentionSize& s, Adder adder) {
+inline int64_t query_sums(const AttentionSize& s) {
   const int64_t tiles = s.batch * s.heads * query_tiles(s);
-  return adder == Adder::warps ? tiles * kWarpsOfTile : tiles;
+  return (tiles * kSumsOfTile + tiles + 1) * 4;
 }
-inline int64_t query_sums(const AttentionSize& s, Adder adder) {
-  if (adder == Adder::none) return 0;
-  return (s.batch * s.heads * query_tiles(s) * kSumsOfTile + turns_of(s, adder) + 1) * 4;
+// The statistics lie behind the sums, if there are any, aligned; behind them ALiBi's slopes.
+inline int64_t before_stats(const AttentionSize& s, bool sums) {
+  return sums ? divide_up(query_sums(s), 16) * 16 : 0;
 }
-// The statistics lie behind the sums, aligned; behind them ALiBi's slopes.
-inline int64_t before_stats(const AttentionSize& s, Adder adder) {
-  return divide_up(query_sums(s, adder), 16) * 16;
-}
-inline int64_t attention_backward(const AttentionSize& s, Adder adder) {
-  return before_stats(s, adder) + attention_stats(s) + s.heads * 4;
+inline int64_t attention_backward(const AttentionSize& s, bool sums) {
+  return before_stats(s, sums) + attention_stats(s) + s.heads * 4;
 }
 
 // What a device takes at once: it grows by whole pieces, and every device has one.
@@ -161,9 +152,8 @@ inline int64_t most_scratch(const KernelNeeds& needs,
   const of::AttentionSize& attention = needs.attention;
   const bool fits =
       hopper.has_value() && of::fits_warpgroups(needs.compute, attention.seq, attention.head_dim);
-  const of::Adder adder =
-      fits ? of::adder_of(*hopper, attention.seq, attention.head_dim) : of::Adder::none;
-  int64_t most = of::attention_backward(attention, adder);
+  const bool sums = fits && of::adds_up(*hopper, attention.head_dim);
+  int64_t most = of::attention_backward(attention, sums);
   if (most <= needs.attention_room) most = 0;
   if (needs.norm_rows > 0) {
     most = std::max(most, of::norm_backward(needs.norm_rows, needs.norm_cols));

@@ -142,13 +142,13 @@ stage_ops() {
   MTL_ATTENTION=cudnn op_table ops-cudnn $(($(left_of_stage) - 2)) 'attention: forward and backward*' \
     >"$scratch/cudnn" 2>&1 &
   pids=("$!")
-  for kernel in joint split own; do
+  for kernel in split own; do
     code=0
     MTL_ATTENTION=$kernel op_table "ops-$kernel" $(($(left_of_stage) / others)) \
       'attention:*' || code=$?
     others=$((others - 1))
     [[ $code -eq 0 ]] || failed=yes
-    [[ $code -eq 2 || $kernel == joint ]] || keep_setting MTL_ATTENTION "$kernel"
+    [[ $code -eq 2 ]] || keep_setting MTL_ATTENTION "$kernel"
   done
   wait "${pids[0]}" || true
   sed 's/^wrong: //' "$scratch/cudnn"

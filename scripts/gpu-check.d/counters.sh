@@ -44,7 +44,7 @@ stage_counters() {
   local profiler kernel failed=
   profiler=$(profiler_program) || cannot 'there is no Nsight Compute (ncu) here'
   # What is nearest to being changed first.
-  for kernel in joint own cudnn; do
+  for kernel in own split cudnn; do
     MTL_ATTENTION=$kernel counted "attention-$kernel" 40 --kernel-name 'regex:attention_|sdpa|flash' \
       -- "$from/bench/attention_gpu" --once "$kernel" || failed=yes
   done

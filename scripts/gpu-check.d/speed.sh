@@ -88,18 +88,12 @@ stage_attention() {
   need "$from/bench/attention_gpu"
   # A process each: one that hangs or crashes costs its own rows. cuDNN's compiles.
   local kernel failed=
-  local -A seconds=([mma]=25 [cudnn]=45 [split]=20 [own]=20 [joint]=20)
-  for kernel in mma cudnn split own joint; do
+  local -A seconds=([mma]=25 [cudnn]=45 [split]=20 [own]=20)
+  for kernel in mma cudnn split own; do
     MTL_ATTENTION=$kernel MTL_DEVICE=cuda limited "${seconds[$kernel]}" \
       "$from/bench/attention_gpu" ${small:+--tiny} "$kernel" && continue
     printf 'not every row: %s\n' "$kernel"
     [[ $kernel == cudnn ]] || failed=yes
-  done
-  # What is not taken by itself yet, in whole steps.
-  for kernel in own joint; do
-    printf 'MTL_ATTENTION=%s\n' "$kernel"
-    MTL_ATTENTION=$kernel MTL_DEVICE=cuda limited 40 "$from/bench/train_gpu" --no-parts \
-      "${models[@]}" || printf 'not every step: %s\n' "$kernel"
   done
   [[ -z $failed ]]
 }

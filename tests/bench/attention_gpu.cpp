@@ -5,8 +5,8 @@
 // of the forms, for a profiler that looks on. FLOPs are those of causal attention: a product of the
 // lower triangle is batch heads dim seq^2, two of them forward and five backward (the two that some
 // of ours compute again do not count). Medians over rounds of calls that the host waits for once.
-// `own` is wgmma on Hopper, `split` the same with two kernels for backward, `joint` with one, `mma`
-// the kernel for every GPU.
+// `own` is wgmma on Hopper, `split` the same with two kernels for backward, `mma` the kernel for
+// every GPU.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -133,7 +133,7 @@ int main(int argc, char** argv) {
       kernels.push_back(word);
     }
   }
-  if (kernels.empty()) kernels = {"mma", "cudnn", "split", "own", "joint"};
+  if (kernels.empty()) kernels = {"mma", "cudnn", "split", "own"};
   const std::span<const Form> forms = tiny   ? std::span<const Form>(kTiny)
                                       : once ? std::span<const Form>(kOnce)
                                              : std::span<const Form>(kForms);

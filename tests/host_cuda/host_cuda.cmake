@@ -73,8 +73,6 @@ ptx_ops("ops" "*" "attention:*,${long}")
 ptx_ops("attention of Hopper" "attention: stages*,attention: tensor cores at*" ""
   MTL_ATTENTION=own MTL_PTX_WATCH=races)
 ptx_ops("attention of Hopper, backward in two" "attention: stages*" "" MTL_ATTENTION=split)
-ptx_ops("attention of Hopper, backward in one" "attention: stages*,attention: tensor cores at*" ""
-  MTL_ATTENTION=joint MTL_PTX_WATCH=races)
 ptx_ops("attention and norms of Ampere" "attention: tensor cores at*,*norm forward*,*norm_forward*"
   "" MTL_HOST_CUDA_CAPABILITY=80)
 

@@ -31,11 +31,10 @@ HALF_RATE = set(
 ATTENTION = [
     ("forward, heads of 64", r"attention_forward_warpgroups<mtl::cuda::Bf16, 64, false>"),
     ("forward, heads of 128", r"attention_forward_warpgroups<mtl::cuda::Bf16, 128, false>"),
-    ("backward, heads of 64", r"attention_key_warpgroups<mtl::cuda::Bf16, 64, false, true>"),
-    ("dK, dV, heads of 128", r"attention_key_warpgroups<mtl::cuda::Bf16, 128, false, false>"),
-    ("dQ, heads of 128", r"attention_query_warpgroups<mtl::cuda::Bf16, 128, false>"),
-    ("joint, heads of 64", r"attention_backward_joint<mtl::cuda::Bf16, 64, false>"),
-    ("joint, heads of 128", r"attention_backward_joint<mtl::cuda::Bf16, 128, false>"),
+    ("backward, heads of 64", r"attention_backward_joint<mtl::cuda::Bf16, 64, false>"),
+    ("backward, heads of 128", r"attention_backward_joint<mtl::cuda::Bf16, 128, false>"),
+    ("dK, dV, heads of 96", r"attention_key_warpgroups<mtl::cuda::Bf16, 96, false>"),
+    ("dQ, heads of 96", r"attention_query_warpgroups<mtl::cuda::Bf16, 96, false>"),
 ]
 MEMORY = [
     ("cross entropy: loss", r"losses_kernel<mtl::cuda::Bf16, 8, 512, false>"),

@@ -305,19 +305,18 @@ void attention_backward(Queue& queue, const AttentionBackward& args) {
       aligned(args.qkv) && aligned(args.out) && aligned(args.dout) && aligned(args.dqkv);
   const bool warpgroups = is_aligned && fits_warpgroups(queue, s, args.qkv.dtype);
   const kernel_scratch::AttentionSize size = size_of(w);
-  using kernel_scratch::Adder;
-  const Adder adder = warpgroups ? adder_of(queue, w) : Adder::none;
-  const int64_t bytes = kernel_scratch::attention_backward(size, adder);
+  const bool joint = warpgroups && kernel_scratch::adds_up(queue.hopper_backward(), s.head_dim);
+  const int64_t bytes = kernel_scratch::attention_backward(size, joint);
   auto* const memory = static_cast<unsigned char*>(
       args.room && args.room.bytes() >= bytes ? args.room.data : queue.scratch(bytes));
-  auto* const stats = memory + kernel_scratch::before_stats(size, adder);
+  auto* const stats = memory + kernel_scratch::before_stats(size, joint);
   w.stats = reinterpret_cast<TwoStats*>(stats);
   prepare_slopes(queue, s, w,
                  reinterpret_cast<float*>(stats + kernel_scratch::attention_stats(size)));
   with_type(args.qkv.dtype,
             [&](auto type) { prepare_stats<decltype(type)>(queue, w, is_aligned); });
-  if (adder == Adder::copies) return backward_by_copies(queue, w, args.qkv.dtype, memory);
-  if (warpgroups) return backward_by_warpgroups(queue, w, args.qkv.dtype, memory);
+  if (joint) return joint_backward_by_warpgroups(queue, w, args.qkv.dtype, memory);
+  if (warpgroups) return backward_by_warpgroups(queue, w, args.qkv.dtype);
   const bool tiles = is_aligned && fits_tiles(s);
   with_type(args.qkv.dtype, [&](auto type) { backward_as<decltype(type)>(queue, w, tiles); });
 }

@@ -1,4 +1,4 @@
-// Attention backward on Hopper in one kernel that waits for nobody (MTL_ATTENTION=joint): five
+// Attention backward on Hopper in one kernel that waits for nobody, for heads of 64 and 128: five
 // products per pair of tiles, and dQ added up by the copy engine.
 //
 // A block owns 128 keys at a time and goes from the last queries that see them down to its own
@@ -391,16 +391,17 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <typename T, int kDim, bool kLimited>
-void launch_copies(Queue& queue, const AttentionWork& w, void* memory) {
+void launch_joint(Queue& queue, const AttentionWork& w, void* memory) {
   using Shape = JointShape<kDim>;
   static_assert(kMostQueries >= Shape::kQueries);
   static_assert(Shape::kSharedBytes <= size_t{227} << 10);    // of a Hopper's block
   static_assert(Shape::kOwnKeys / 4 >= 16 * 64 * sizeof(T));  // rooms of warps
   const kernel_scratch::AttentionSize size = size_of(w);
-  const int64_t tiles = kernel_scratch::turns_of(size, kernel_scratch::Adder::copies);
+  const int64_t of_head = kernel_scratch::query_tiles(size);
+  const int64_t tiles = size.batch * size.heads * of_head;
   auto* const turns = static_cast<unsigned*>(memory) + tiles * kSumsOfTile;
   const QuerySums sums = {static_cast<float*>(memory), turns, turns + tiles,
-                          static_cast<int>(kernel_scratch::query_tiles(size))};
+                          static_cast<int>(of_head)};
   fill(queue, Tensor(turns, DType::f32, {tiles + 1}), 0);
   const BlockOrder keys = order_of_joint_keys(queue, w, Shape::kKeys);
   const dim3 grid(std::min(grid_of(keys).x, static_cast<unsigned>(queue.multiprocessors())));
@@ -411,12 +412,13 @@ void launch_copies(Queue& queue, const AttentionWork& w, void* memory) {
 
 }  // namespace
 
-void backward_by_copies(Queue& queue, const AttentionWork& w, DType dtype, void* scratch) {
+void joint_backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype,
+                                  void* scratch) {
   with_form(w, dtype, [&](auto type, auto dim, auto limited) {
     using T = decltype(type);
     constexpr int kDim = decltype(dim)::value;
     if constexpr (kDim != 96) {
-      launch_copies<T, kDim, decltype(limited)::value>(queue, w, scratch);
+      launch_joint<T, kDim, decltype(limited)::value>(queue, w, scratch);
     }
   });
 }

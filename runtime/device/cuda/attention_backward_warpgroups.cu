@@ -1,7 +1,6 @@
-// Attention backward on Hopper (attention_panels.h): a kernel for dQ and one for dK and dV, or, for
-// heads of 64, one for all (attention_query_sums.h).
+// Attention backward on Hopper (attention_panels.h) by two kernels, one for dQ and one for dK and
+// dV, which need no sums in memory (MTL_ATTENTION=split) and take heads of 96 too.
 #include "runtime/device/cuda/attention_key_tiles.h"
-#include "runtime/device/cuda/attention_query_sums.h"
 #include "runtime/device/cuda/attention_warpgroups.h"
 #include "runtime/device/cuda/ops.h"
 
@@ -127,241 +126,142 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 // --- dK and dV, transposed so that the sums of keys x queries are operands A: S^T = K Q^T,
-// dP^T = V dO^T, dV = P^T dO, dK = scale dS^T Q. kJoint: dQ = scale dS K as well. From the last
-// tile of queries to the first (attention_query_sums.h), of each the heads of the group in order.
+// dP^T = V dO^T, dV = P^T dO, dK = scale dS^T Q. From the last tile of queries to the first, of
+// each the heads of the group in order.
 
-template <int kDim, bool kJoint>
+template <int kDim>
 struct KeyShape {
-  // As many queries as registers allow beside dK and dV; and where dQ is made, 64 x 64 of it for
-  // each consumer.
-  static constexpr int kKeys = kConsumers * kRows;
-  static constexpr int kQueries = kJoint ? 128 : kDim == 64 ? 96 : 64;
-  // Where there is room the next tile of keys comes while one is worked on: of 1,024 tokens it
-  // meets five tiles of queries on average, and half of the time of one passes until it is there.
-  static constexpr int kKeyStages = kJoint ? 2 : 1, kStages = 4 - kKeyStages;
+  // As many queries as registers allow beside dK and dV.
+  static constexpr int kKeys = kConsumers * kRows, kQueries = kDim == 64 ? 96 : 64, kStages = 3;
   static constexpr unsigned kKeyTile = 2 * kConsumers * Panels<kDim>::kOwnBytes;
   static constexpr unsigned kTile = Panels<kDim>::tile_bytes(kQueries);
   static constexpr unsigned kStatsBytes = sizeof(TwoStats) * kQueries / 2;
-  // dS of two tiles of queries in turn, so that one barrier is enough.
-  static constexpr unsigned kGradients = kJoint ? kQueries / 64 * kGradientPanel : 0;
   struct Barriers {
-    Stages<kKeyStages> keys;
+    Barrier keys;
     Stages<kStages> queries;
-    Mask mask;                // of the pass: there are no registers to keep it in
-    int numbers[kKeyStages];  // of the tiles of keys, from the producer
+    Mask mask;  // of the pass: there are no registers to keep it in
   };
-  static constexpr size_t kSharedBytes = kKeyStages * kKeyTile +
-                                         kStages * (2 * kTile + kStatsBytes) + 2 * kGradients +
-                                         sizeof(Barriers) + kAlignment;
+  static constexpr size_t kSharedBytes =
+      kKeyTile + kStages * (2 * kTile + kStatsBytes) + sizeof(Barriers) + kAlignment;
 };
 
-// kJoint: as many blocks as there are multiprocessors, each with tile after tile, as in forward.
-template <typename T, int kDim, bool kLimited, bool kJoint>
+template <typename T, int kDim, bool kLimited>
 __global__ void __launch_bounds__(kThreads, 1)
-    attention_key_warpgroups(AttentionWork w, BlockOrder order, QuerySums query_sums,
+    attention_key_warpgroups(AttentionWork w, BlockOrder order,
                              const MTL_GRID_CONSTANT TensorMap qkv,
                              const MTL_GRID_CONSTANT TensorMap dout) {
-  using Shape = KeyShape<kDim, kJoint>;
+  using Shape = KeyShape<kDim>;
   using Tile = Panels<kDim>;
   constexpr int kN = Shape::kQueries / 8;
   MTL_DYNAMIC_SHARED(shared);
   unsigned char* const keys = aligned_shared(shared);  // and values behind them
-  unsigned char* const queries = keys + Shape::kKeyStages * Shape::kKeyTile;
+  unsigned char* const queries = keys + Shape::kKeyTile;
   unsigned char* const douts = queries + Shape::kStages * Shape::kTile;
-  unsigned char* const gradients = douts + Shape::kStages * Shape::kTile;
-  auto* const stats = reinterpret_cast<TwoStats*>(gradients + 2 * Shape::kGradients);
+  auto* const stats = reinterpret_cast<TwoStats*>(douts + Shape::kStages * Shape::kTile);
   auto& barriers =
       *reinterpret_cast<typename Shape::Barriers*>(stats + Shape::kStages * Shape::kQueries / 2);
 
   if (threadIdx.x == 0) {
     fetch_map(qkv);
     fetch_map(dout);
-    barriers.keys.init_all();
+    init(barriers.keys, 1);
     barriers.queries.init_all();
     barriers_made();
     if (w.keep_from != 0) barriers.mask = mask_of(w.dropout);
   }
   __syncthreads();
 
-  const int all_tiles = order.heads * order.tiles;
+  const KeyTile<Shape> own = key_tile_of<Shape, kLimited>(w, order, static_cast<int>(blockIdx.x));
   if (threadIdx.x < kWarpgroup) {
     give_registers<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      int before = 0;  // tiles of queries
-      for (int done = 0;; ++done) {
-        // Asked for when all is under way that the tile before needs, and not earlier: others may
-        // be waiting for this one soon.
-        int number = done == 0 ? static_cast<int>(blockIdx.x) : all_tiles;
-        if constexpr (kJoint) number = static_cast<int>(atomicAdd(query_sums.begun, 1u));
-        const int key_stage = done % Shape::kKeyStages;
-        Barrier& keys_full = barriers.keys.full[key_stage];
-        barriers.keys.wait_to_write(done);
-        barriers.numbers[key_stage] = number;
-        if (number >= all_tiles) {
-          arrive(keys_full);
-          break;
+      bring_key_tile<kDim>(w, own, qkv, keys, Tile::kOwnBytes, barriers.keys);
+      int member = 0, tile = own.last_tile;
+      for (int i = 0; i < own.count; ++i) {
+        const int stage = i % Shape::kStages, q = tile * Shape::kQueries;
+        Barrier& full = barriers.queries.begin(i, 2 * Shape::kTile + Shape::kStatsBytes);
+        bring_query_tile<kDim>(w, own, member, q, qkv, dout, queries + stage * Shape::kTile,
+                               douts + stage * Shape::kTile, stats + stage * Shape::kQueries / 2,
+                               full);
+        if (++member == w.group) {
+          member = 0;
+          --tile;
         }
-        const KeyTile<Shape> tile = key_tile_of<Shape, kLimited>(w, order, number);
-        bring_key_tile<kDim>(w, tile, qkv,
-                             keys + static_cast<unsigned>(key_stage) * Shape::kKeyTile,
-                             Tile::kOwnBytes, keys_full);
-        int member = 0, query_tile = tile.last_tile;
-        for (int i = before; i < before + tile.count; ++i) {
-          const int stage = i % Shape::kStages, q = query_tile * Shape::kQueries;
-          Barrier& full = barriers.queries.begin(i, 2 * Shape::kTile + Shape::kStatsBytes);
-          bring_query_tile<kDim>(w, tile, member, q, qkv, dout, queries + stage * Shape::kTile,
-                                 douts + stage * Shape::kTile, stats + stage * Shape::kQueries / 2,
-                                 full);
-          if (++member == w.group) {
-            member = 0;
-            --query_tile;
-          }
-        }
-        before += tile.count;
       }
     }
   } else {
     take_registers<kConsumerRegisters>();
     const Consumer consumer = consumer_of_thread();
-    int next = 0;  // tile of queries
-    for (int done = 0;; ++done) {
-      const int key_stage = done % Shape::kKeyStages;
-      barriers.keys.wait_for(done);
-      const int number = of_warp(barriers.numbers[key_stage]);
-      if (number >= all_tiles) break;
-      const KeyTile<Shape> own = key_tile_of<Shape, kLimited>(w, order, number);
-      const int own_key = own.first + consumer.index * kRows;
-      const int warp_key = own_key + 16 * consumer.warp;
-      unsigned char* const both_keys = keys + static_cast<unsigned>(key_stage) * Shape::kKeyTile;
-      unsigned char* const key_room = both_keys + consumer.index * Tile::kOwnBytes;
-      unsigned char* const value_room = key_room + kConsumers * Tile::kOwnBytes;
-      const uint32_t own_keys = shared_address(key_room), own_values = shared_address(value_room);
+    const int own_key = own.first + consumer.index * kRows;
+    const int warp_key = own_key + 16 * consumer.warp;
+    unsigned char* const key_room = keys + consumer.index * Tile::kOwnBytes;
+    unsigned char* const value_room = key_room + kConsumers * Tile::kOwnBytes;
+    const uint32_t own_keys = shared_address(key_room), own_values = shared_address(value_room);
 
-      float dk[1][kDim / 8][4], dv[1][kDim / 8][4];
-      clear(dk);
-      clear(dv);
-      uint32_t p[kN][2], ds[kN][2];
-      [[maybe_unused]] unsigned* turn = nullptr;  // to be passed on
-      int member = 0, tile = own.last_tile;
-      for (const int end = next + own.count; next < end; ++next) {
-        const int stage = next % Shape::kStages, q = tile * Shape::kQueries;
-        const uint32_t queries_at = shared_address(queries + stage * Shape::kTile);
-        const uint32_t douts_at = shared_address(douts + stage * Shape::kTile);
-        const TwoStats* const stats_at = stats + stage * Shape::kQueries / 2;
-        const HeadPlace place = place_of(w, own.sequence, own.place.head + member);
-        if (++member == w.group) {
-          member = 0;
-          --tile;
-        }
-        float s[kN][4], dp[kN][4];
-        barriers.queries.wait_for(next);
-        multiply_rows<T, kDim>(s, own_keys, queries_at);
-        multiply_rows<T, kDim>(dp, own_values, douts_at);
-        if constexpr (kJoint) {
-          // Not at once: by now what was added has arrived.
-          if (turn != nullptr) pass_on_turn(turn);
-        }
-        products_wait<1>();
-        hold(s);
-        Kept<kN> kept = {};
-        if (w.keep_from != 0) {
-          const int64_t element = int64_t{q} * w.seq + warp_key;
-          w.key = barriers.mask.key;
-          kept = kept_of_sums<false, kN>(
-              w, barriers.mask.first + place.first + static_cast<uint64_t>(element));
-        }
-        key_weights<kLimited>(w, place, q, warp_key, stats_at, s);
-        products_wait<0>();
-        hold(dp);
-        pack_key_sums<T>(w, kept, stats_at, s, dp, p, ds);
-        multiply_sums<T, kDim>(dv[0], p, douts_at);
-        if constexpr (kJoint) {
-          unsigned char* const gradients_at =
-              gradients + static_cast<unsigned>(next % 2) * Shape::kGradients;
-          write_gradients(gradients_at, consumer, ds);
-          written_for_products();
-          sync_some(kAllConsumers, kConsumerThreads);
-          float dq[kSumOctets][4];
-          multiply_gradients<T, kDim>(dq, shared_address(gradients_at), shared_address(both_keys),
-                                      Tile::kOwnBytes, consumer.index);
-          multiply_sums<T, kDim>(dk[0], ds, queries_at);
-          products_wait<1>();
-          hold(dv[0]);
-          hold(dq);
-          const int64_t at =
-              (place.of_all * query_sums.tiles + q / Shape::kQueries) * kConsumerWarps +
-              consumer.index * 4 + consumer.warp;
-          const auto [before, is_last] =
-              adding_order<Shape, kLimited>(w, order, place.row, own.index, q);
-          turn = query_sums.turns + at;
-          add_to_queries<T>(w, place, consumer, q, query_sums.sums + at * kSumsOfWarp, turn, before,
-                            is_last, dq);
-          if (is_last) turn = nullptr;
-        } else {
-          multiply_sums<T, kDim>(dk[0], ds, queries_at);
-        }
-        // With both sums under way beyond this place ptxas waits for every single product (C7515).
-        // The other warpgroup's products run meanwhile.
-        products_wait<0>();
-        hold(dk[0]);
-        hold(dv[0]);
-        // The copy engine is to write where statistics were read (kJoint has had a fence since).
-        if constexpr (!kJoint) read_before_copies();
-        barriers.queries.done_with(next);
+    float dk[1][kDim / 8][4], dv[1][kDim / 8][4];
+    clear(dk);
+    clear(dv);
+    uint32_t p[kN][2], ds[kN][2];
+    int member = 0, tile = own.last_tile;
+    wait(barriers.keys, 0);
+    for (int i = 0; i < own.count; ++i) {
+      const int stage = i % Shape::kStages, q = tile * Shape::kQueries;
+      const uint32_t queries_at = shared_address(queries + stage * Shape::kTile);
+      const uint32_t douts_at = shared_address(douts + stage * Shape::kTile);
+      const TwoStats* const stats_at = stats + stage * Shape::kQueries / 2;
+      const HeadPlace place = place_of(w, own.sequence, own.place.head + member);
+      if (++member == w.group) {
+        member = 0;
+        --tile;
       }
-
-      if constexpr (kJoint) {
-        if (turn != nullptr) pass_on_turn(turn);
+      float s[kN][4], dp[kN][4];
+      barriers.queries.wait_for(i);
+      multiply_rows<T, kDim>(s, own_keys, queries_at);
+      multiply_rows<T, kDim>(dp, own_values, douts_at);
+      products_wait<1>();
+      hold(s);
+      Kept<kN> kept = {};
+      if (w.keep_from != 0) {
+        const int64_t element = int64_t{q} * w.seq + warp_key;
+        w.key = barriers.mask.key;
+        kept = kept_of_sums<false, kN>(
+            w, barriers.mask.first + place.first + static_cast<uint64_t>(element));
       }
-
-      const float key_factor[1][2] = {{w.scale, w.scale}};
-      const float value_factor[1][2] = {{w.keep_scale, w.keep_scale}};
-      T* const to = static_cast<T*>(w.dqkv) + own.place.row * w.row_stride;
-      if constexpr (kJoint) {
-        sync_some(kAllConsumers, kConsumerThreads);  // both have multiplied all keys
-      } else {
-        sync_some(kOwnThreads + consumer.index, static_cast<int>(kWarpgroup));
-      }
-      store_own_rows<T, kDim>(w, consumer, dk, key_factor, key_room, to + key_column(w, own.place),
-                              w.row_stride, own_key);
-      store_own_rows<T, kDim>(w, consumer, dv, value_factor, value_room,
-                              to + value_column(w, own.place), w.row_stride, own_key);
-      // The copy engine is to write there next.
-      written_for_products();
-      barriers.keys.done_with(done);
+      key_weights<kLimited>(w, place, q, warp_key, stats_at, s);
+      products_wait<0>();
+      hold(dp);
+      pack_key_sums<T>(w, kept, stats_at, s, dp, p, ds);
+      multiply_sums<T, kDim>(dv[0], p, douts_at);
+      multiply_sums<T, kDim>(dk[0], ds, queries_at);
+      // With both sums under way beyond this place ptxas waits for every single product (C7515).
+      // The other warpgroup's products run meanwhile.
+      products_wait<0>();
+      hold(dk[0]);
+      hold(dv[0]);
+      read_before_copies();  // the copy engine is to write where statistics were read
+      barriers.queries.done_with(i);
     }
+
+    const float key_factor[1][2] = {{w.scale, w.scale}};
+    const float value_factor[1][2] = {{w.keep_scale, w.keep_scale}};
+    T* const to = static_cast<T*>(w.dqkv) + own.place.row * w.row_stride;
+    sync_some(kOwnThreads + consumer.index, static_cast<int>(kWarpgroup));
+    store_own_rows<T, kDim>(w, consumer, dk, key_factor, key_room, to + key_column(w, own.place),
+                            w.row_stride, own_key);
+    store_own_rows<T, kDim>(w, consumer, dv, value_factor, value_room,
+                            to + value_column(w, own.place), w.row_stride, own_key);
   }
 }
 
 template <typename T, int kDim, bool kLimited>
-void launch_joint(Queue& queue, const AttentionWork& w, void* memory) {
-  using Keys = KeyShape<kDim, true>;
-  static_assert(kMostQueries >= Keys::kQueries);
-  static_assert(kConsumerWarps == kernel_scratch::kWarpsOfTile &&
-                kConsumerWarps * kSumsOfWarp == kernel_scratch::kSumsOfTile &&
-                Keys::kQueries * kDim == kernel_scratch::kSumsOfTile);
-  const kernel_scratch::AttentionSize size = size_of(w);
-  const int64_t warps = kernel_scratch::turns_of(size, kernel_scratch::Adder::warps);
-  auto* const turns = static_cast<unsigned*>(memory) + warps * kSumsOfWarp;
-  const QuerySums sums = {static_cast<float*>(memory), turns, turns + warps,
-                          static_cast<int>(kernel_scratch::query_tiles(size))};
-  fill(queue, Tensor(turns, DType::f32, {warps + 1}), 0);
-  const BlockOrder keys = order_of_joint_keys(queue, w, Keys::kKeys);
-  const dim3 grid(std::min(grid_of(keys).x, static_cast<unsigned>(queue.multiprocessors())));
-  launch_together(attention_key_warpgroups<T, kDim, kLimited, true>, grid, dim3(kThreads),
-                  Keys::kSharedBytes, queue.stream(), w, keys, sums, map_of_qkv<T, kDim>(w),
-                  map_of_dout<T, kDim>(w));
-}
-
-template <typename T, int kDim, bool kLimited>
 void launch_two(Queue& queue, const AttentionWork& w) {
-  using Keys = KeyShape<kDim, false>;
+  using Keys = KeyShape<kDim>;
   using Queries = QueryShape<kDim>;
   static_assert(kMostQueries >= Keys::kQueries && kMostQueries >= Queries::kQueries);
   const TensorMap qkv = map_of_qkv<T, kDim>(w), dout = map_of_dout<T, kDim>(w);
   const BlockOrder keys = order_of_keys(w, Keys::kKeys);
-  launch(attention_key_warpgroups<T, kDim, kLimited, false>, grid_of(keys), dim3(kThreads),
-         Keys::kSharedBytes, queue.stream(), w, keys, QuerySums{}, qkv, dout);
+  launch(attention_key_warpgroups<T, kDim, kLimited>, grid_of(keys), dim3(kThreads),
+         Keys::kSharedBytes, queue.stream(), w, keys, qkv, dout);
   const BlockOrder queries = order_of_queries(w, Queries::kQueries);
   launch(attention_query_warpgroups<T, kDim, kLimited>, grid_of(queries), dim3(kThreads),
          Queries::kSharedBytes, queue.stream(), w, queries, qkv, dout);
@@ -369,16 +269,9 @@ void launch_two(Queue& queue, const AttentionWork& w) {
 
 }  // namespace
 
-void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch) {
+void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype) {
   with_form(w, dtype, [&](auto type, auto dim, auto limited) {
-    using T = decltype(type);
-    constexpr int kDim = decltype(dim)::value;
-    constexpr bool kLimited = decltype(limited)::value;
-    if constexpr (kDim == 64) {
-      const bool joint = adder_of(queue, w) == kernel_scratch::Adder::warps;
-      if (joint) return launch_joint<T, kDim, kLimited>(queue, w, scratch);
-    }
-    launch_two<T, kDim, kLimited>(queue, w);
+    launch_two<decltype(type), decltype(dim)::value, decltype(limited)::value>(queue, w);
   });
 }
 

@@ -44,18 +44,16 @@ AttentionMode attention_mode(const char* variable) {
   const std::string_view wanted = variable != nullptr ? variable : "";
   if (wanted.empty() || wanted == "own") return AttentionMode::own;
   if (wanted == "split") return AttentionMode::split;
-  if (wanted == "joint") return AttentionMode::joint;
   if (wanted == "mma") return AttentionMode::mma;
   if (wanted == "auto") return AttentionMode::automatic;
   if (wanted == "cudnn") return AttentionMode::cudnn;
   throw Error(Exit::usage, {.code = "gpu.attention",
                             .what = fmt::format("MTL_ATTENTION={} is no attention kernel", wanted),
-                            .help = "it is own, split, joint, mma, auto or cudnn"});
+                            .help = "it is own, split, mma, auto or cudnn"});
 }
 
 kernel_scratch::Backward backward_of(AttentionMode mode) {
   if (mode == AttentionMode::split) return kernel_scratch::Backward::split;
-  if (mode == AttentionMode::joint) return kernel_scratch::Backward::joint;
   return kernel_scratch::Backward::measured;
 }
 

@@ -1,11 +1,10 @@
 // Which kernel computes an attention op: ours, or cuDNN's. Nothing here calls CUDA or cuDNN, so the
 // tests see every outcome on the host.
 //
-// MTL_ATTENTION says what is wanted: `own` (as without it), `split` (ours, but also on Hopper with
-// two kernels for backward), `joint` (ours, on Hopper with one for heads of 64 and 128), `mma`
-// (ours, but also on Hopper the one for every GPU), `cudnn`, or `auto`, which tries both on random
-// data of the op's form and takes cuDNN's where it is right, gives the same bits twice and is
-// faster. Decided once per form, and kept.
+// MTL_ATTENTION says what is wanted: `own` (as without it), `split` (ours, but on Hopper always
+// with two kernels for backward), `mma` (ours, but also on Hopper the one for every GPU), `cudnn`,
+// or `auto`, which tries both on random data of the op's form and takes cuDNN's where it is right,
+// gives the same bits twice and is faster. Decided once per form, and kept.
 #pragma once
 
 #include <functional>
@@ -18,7 +17,7 @@
 
 namespace mtl::cuda {
 
-enum class AttentionMode { own, split, joint, mma, automatic, cudnn };
+enum class AttentionMode { own, split, mma, automatic, cudnn };
 // Of MTL_ATTENTION; null or empty = own. Throws Error (Exit::usage) "gpu.attention".
 AttentionMode attention_mode(const char* variable);
 kernel_scratch::Backward backward_of(AttentionMode mode);  // of ours on Hopper

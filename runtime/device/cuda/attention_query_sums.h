@@ -12,10 +12,8 @@
 // have begun before it, which `begun` counts, and a block has its tiles in this order: so all that
 // a tile waits for have begun, or been done with, in whatever order the GPU starts blocks.
 //
-// Where warps add, a turn belongs to a warp, since the same lanes of every block have the same
-// sums: nobody waits for another warp. Where the copy engine adds
-// (attention_backward_joint_warpgroups.cu), to a tile. The block on the diagonal is the last one,
-// and writes dQ itself.
+// A turn belongs to a tile of queries. The block on the diagonal is the last one, and writes dQ
+// itself.
 #pragma once
 
 #include "runtime/device/cuda/attention_panels.h"
@@ -24,23 +22,16 @@ namespace mtl::cuda::warpgroups {
 
 // Of a tile a consumer has 64 x 64 sums.
 inline constexpr int kSumOctets = 8, kSumsOfWarp = 16 * 64;
-inline constexpr int kSumsOfOctet = 4 * static_cast<int>(kWarp);
 
 struct QuerySums {
   float* sums = nullptr;      // [batch heads, tiles, warps, octet, lane, 4]: as the lanes have them
-  unsigned* turns = nullptr;  // [batch heads, tiles (, warps)]: how many have added
+  unsigned* turns = nullptr;  // [batch heads, tiles]: how many have added
   unsigned* begun = nullptr;  // how many tiles of keys
   int tiles = 0;              // of a head's queries
 };
 
 // A turn has come when so many others have added.
 #if defined(__CUDACC__)
-// nvcc, which knows an address's low bits, makes each of eight beside it anew; now they are its
-// instructions' offsets.
-__device__ inline float* in_a_register(float* pointer) {
-  asm volatile("" : "+l"(pointer));
-  return pointer;
-}
 __device__ inline void lane_waits_for_turn(const unsigned* turn, int before) {
   unsigned added = 0;
   do {
@@ -50,42 +41,14 @@ __device__ inline void lane_waits_for_turn(const unsigned* turn, int before) {
 __device__ inline void lane_passes_on_turn(unsigned* turn) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(turn) : "memory");
 }
-__device__ inline void add_four(float* to, const float (&x)[4]) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]),
-               "f"(x[1]), "f"(x[2]), "f"(x[3])
-               : "memory");
-}
-// Not from the level-1 cache, which does not see what other multiprocessors have added.
-__device__ inline float4 sums_at(const float* from) {
-  return __ldcg(reinterpret_cast<const float4*>(from));
-}
 #else
-inline float* in_a_register(float* pointer) {
-  return pointer;
-}
 inline void lane_waits_for_turn(const unsigned* turn, int before) {
   gpu_on_host::wait_for_blocks(turn, static_cast<unsigned>(before));
 }
 inline void lane_passes_on_turn(unsigned* turn) {
   gpu_on_host::tell_blocks(turn);
 }
-inline void add_four(float* to, const float (&x)[4]) {
-  for (int i = 0; i < 4; ++i) to[i] += x[i];
-}
-inline float4 sums_at(const float* from) {
-  return *reinterpret_cast<const float4*>(from);
-}
 #endif
-
-// Of a warp. What its lanes have added comes before.
-__device__ inline void wait_for_turn(const unsigned* turn, int before) {
-  if (threadIdx.x % kWarp == 0) lane_waits_for_turn(turn, before);
-  __syncwarp();
-}
-__device__ inline void pass_on_turn(unsigned* turn) {
-  __syncwarp();
-  if (threadIdx.x % kWarp == 0) lane_passes_on_turn(turn);
-}
 
 // Writes dS^T of a warp's 16 keys x 8 kN queries, rounded, to its rows of a tile of 128 keys, as
 // the copy engine would: in panels of 64 queries.
@@ -125,45 +88,6 @@ __device__ inline void multiply_gradients(float (&dq)[kSumOctets][4], uint32_t g
                         descriptor::behind(right, k / kRows * own_bytes + k % kRows * 128), k > 0);
   }
   products_issued();
-}
-
-// Adds a warp's part of a tile of queries; the last one to do so writes dQ, and passes nothing on.
-template <typename T>
-__device__ inline void add_to_queries(const AttentionWork& w, const HeadPlace& place,
-                                      const Consumer& consumer, int first, float* sums,
-                                      const unsigned* turn, int before, bool is_last,
-                                      const float (&dq)[kSumOctets][4]) {
-  float* const own = in_a_register(sums + consumer.lane * 4);
-  if (before > 0) wait_for_turn(turn, before);
-  if (!is_last) {
-    if (before > 0) {
-      MTL_UNROLL()
-      for (int n = 0; n < kSumOctets; ++n) add_four(own + n * kSumsOfOctet, dq[n]);
-    } else {
-      MTL_UNROLL()
-      for (int n = 0; n < kSumOctets; ++n) {
-        *reinterpret_cast<float4*>(own + n * kSumsOfOctet) = {dq[n][0], dq[n][1], dq[n][2],
-                                                              dq[n][3]};
-      }
-    }
-    return;
-  }
-  const int q = first + consumer.index * kRows + 16 * consumer.warp + consumer.lane / 4;
-  T* const to = static_cast<T*>(w.dqkv) + (place.row + q) * w.row_stride + query_column(w, place) +
-                consumer.lane % 4 * 2;
-  MTL_UNROLL()
-  for (int n = 0; n < kSumOctets; ++n) {
-    float4 sum = {0, 0, 0, 0};
-    if (before > 0) sum = sums_at(own + n * kSumsOfOctet);
-    if (q < w.seq) {
-      *reinterpret_cast<uint32_t*>(to + 8 * n) =
-          pack_two<T>((sum.x + dq[n][0]) * w.scale, (sum.y + dq[n][1]) * w.scale);
-    }
-    if (q + 8 < w.seq) {
-      *reinterpret_cast<uint32_t*>(to + 8 * w.row_stride + 8 * n) =
-          pack_two<T>((sum.z + dq[n][2]) * w.scale, (sum.w + dq[n][3]) * w.scale);
-    }
-  }
 }
 
 }  // namespace mtl::cuda::warpgroups

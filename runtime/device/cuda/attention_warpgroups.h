@@ -17,12 +17,9 @@ inline bool fits_warpgroups(const Queue& queue, const AttentionShape& s, DType d
 // `scratch`: so many bytes, 16-byte aligned.
 inline constexpr int64_t kForwardScratch = 16;
 void forward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch);
-// Who adds to dQ, in sums that `scratch` begins with.
-inline kernel_scratch::Adder adder_of(const Queue& queue, const AttentionWork& w) {
-  return kernel_scratch::adder_of(queue.hopper_backward(), w.seq, w.head_dim);
-}
-void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch);
-// The same where copies add: heads of 64 and 128.
-void backward_by_copies(Queue& queue, const AttentionWork& w, DType dtype, void* scratch);
+void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype);
+// The same by one kernel, of heads of 64 and 128. `scratch` begins with kernel_scratch's
+// query_sums().
+void joint_backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch);
 
 }  // namespace mtl::cuda

@@ -105,7 +105,6 @@ TEST_CASE("attention choice: the variable") {
   CHECK(attention_mode("") == AttentionMode::own);
   CHECK(attention_mode("own") == AttentionMode::own);
   CHECK(attention_mode("split") == AttentionMode::split);
-  CHECK(attention_mode("joint") == AttentionMode::joint);
   CHECK(attention_mode("mma") == AttentionMode::mma);
   CHECK(attention_mode("auto") == AttentionMode::automatic);
   CHECK(attention_mode("cudnn") == AttentionMode::cudnn);
@@ -114,7 +113,6 @@ TEST_CASE("attention choice: the variable") {
   CHECK(backward_of(AttentionMode::own) == Backward::measured);
   CHECK(backward_of(AttentionMode::automatic) == Backward::measured);
   CHECK(backward_of(AttentionMode::split) == Backward::split);
-  CHECK(backward_of(AttentionMode::joint) == Backward::joint);
 }
 
 TEST_CASE("attention choice: what is not for cuDNN stays with our kernel") {
@@ -153,8 +151,7 @@ TEST_CASE("attention choice: what is not for cuDNN stays with our kernel") {
 }
 
 TEST_CASE("attention choice: own asks nobody") {
-  for (const AttentionMode mode :
-       {AttentionMode::own, AttentionMode::split, AttentionMode::joint, AttentionMode::mma}) {
+  for (const AttentionMode mode : {AttentionMode::own, AttentionMode::split, AttentionMode::mma}) {
     Setting setting(mode);
     setting.call(shape_of(kForm));
     CHECK(setting.own == 2);

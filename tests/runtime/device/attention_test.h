@@ -162,7 +162,7 @@ struct Run {
 // path for everything). The kernels run on the host, or on the GPU under test: then `cuda`,
 // `hopper` and those behind it are what it takes itself.
 struct Engine {
-  enum { cpu, cuda, hopper, hopper_split, hopper_joint, cuda_misaligned } kind = cpu;
+  enum { cpu, cuda, hopper, hopper_split, cuda_misaligned } kind = cpu;
   mtl::Isa isa = mtl::cpu_isa();
 
   std::string name() const {
@@ -175,8 +175,6 @@ struct Engine {
         return "cuda on Hopper";
       case hopper_split:
         return "cuda on Hopper, backward by two kernels";
-      case hopper_joint:
-        return "cuda on Hopper, backward by one kernel";
       default:
         return "cuda, misaligned";
     }
@@ -185,7 +183,6 @@ struct Engine {
     using mtl::kernel_scratch::Backward;
     if (kind == hopper) return Backward::measured;
     if (kind == hopper_split) return Backward::split;
-    if (kind == hopper_joint) return Backward::joint;
     return {};
   }
   size_t offset() const { return kind == cuda_misaligned ? 1 : 0; }
@@ -214,7 +211,7 @@ struct Engine {
   }
 };
 inline const Engine kCuda = {Engine::cuda}, kHopper = {Engine::hopper},
-                    kHopperSplit = {Engine::hopper_split}, kHopperJoint = {Engine::hopper_joint},
+                    kHopperSplit = {Engine::hopper_split},
                     kCudaMisaligned = {Engine::cuda_misaligned};
 
 inline Run run(const AttentionShape& s, DType dtype, double width = 1, const Engine& engine = {}) {

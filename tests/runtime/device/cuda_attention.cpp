@@ -20,7 +20,7 @@ using mtl::test::kSanitized;
 // By every kernel for tensor cores that takes it.
 void check_kernels(const AttentionShape& s, DType dtype) {
   std::vector<Engine> engines = {kCuda};
-  if (is_for_hopper(s, dtype)) engines.insert(engines.end(), {kHopper, kHopperSplit, kHopperJoint});
+  if (is_for_hopper(s, dtype)) engines.insert(engines.end(), {kHopper, kHopperSplit});
   check(s, dtype, engines);
 }
 
@@ -137,8 +137,7 @@ TEST_CASE("attention: stages of Hopper's copy engine") {
   for (const AttentionShape& s :
        {shape(1, 520, 1, 1, 64), with_window(shape(1, 400, 2, 1, 96), 300),
         shape(1, 330, 1, 1, 128)}) {
-    for (const Engine& engine : {kHopper, kHopperJoint}) {
-      if (engine.kind == Engine::hopper_joint && s.head_dim == 96) continue;  // has none
+    for (const Engine& engine : {kHopper, kHopperSplit}) {
       CAPTURE(engine.name());
       CAPTURE(s.head_dim);
       const Run want = run(s, DType::bf16, 1, engine);
@@ -162,19 +161,14 @@ TEST_CASE("attention: blocks that wait for one another add in their order") {
   for (const AttentionShape& s :
        {shape(1, 900, 2, 1, 64), with_alibi(shape(2, 520, 2, 1, 64, 0.1f)),
         with_window(shape(1, 700, 2, 2, 128), 300), shape(1, 520, 4, 1, 128)}) {
-    for (const Engine& engine : {kHopper, kHopperJoint}) {
-      // Each by the heads that it is for.
-      if (kSanitized && (engine.kind == Engine::hopper_joint) != (s.head_dim == 128)) continue;
-      CAPTURE(engine.name());
-      CAPTURE(s.head_dim);
-      const Run want = run(s, DType::bf16, 1, engine);
-      for (const unsigned resident : {2u, 3u}) {
-        if ((kSanitized || engine.kind == Engine::hopper_joint) && resident > 2) continue;
-        CAPTURE(resident);
-        const mtl::gpu_on_host::ScheduleScope scope(
-            {.order = Schedule::random, .seed = resident, .resident = resident});
-        CHECK(run(s, DType::bf16, 1, engine).dqkv == want.dqkv);
-      }
+    CAPTURE(s.head_dim);
+    const Run want = run(s, DType::bf16, 1, kHopper);
+    for (const unsigned resident : {2u, 3u}) {
+      if (kSanitized && resident > 2) continue;
+      CAPTURE(resident);
+      const mtl::gpu_on_host::ScheduleScope scope(
+          {.order = Schedule::random, .seed = resident, .resident = resident});
+      CHECK(run(s, DType::bf16, 1, kHopper).dqkv == want.dqkv);
     }
   }
 }
@@ -187,7 +181,7 @@ TEST_CASE("attention: the order of a block's warps does not matter") {
       shape(1, 160, 2, 1, 128),
   };
   for (const AttentionShape& s : shapes) {
-    for (const Engine& engine : {kCuda, kHopper, kHopperJoint, kCudaMisaligned}) {
+    for (const Engine& engine : {kCuda, kHopper, kHopperSplit, kCudaMisaligned}) {
       CAPTURE(engine.name());
       CAPTURE(s.head_dim);
       const Run want = run(s, DType::bf16, 1, engine);

@@ -17,12 +17,12 @@
 
 using namespace mtl;
 using namespace mtl::test;
-using kernel_scratch::Adder, kernel_scratch::Backward;
+using kernel_scratch::Backward;
 
 namespace {
 
 constexpr std::optional<Backward> kBackwards[] = {Backward::measured, Backward::split,
-                                                  Backward::joint, std::nullopt};
+                                                  std::nullopt};
 
 class Counting final : public EmulatedCuda {
  public:
@@ -95,7 +95,7 @@ TEST_CASE("kernel scratch: of attention's backward, by the kernel of the GPU") {
     check_scratch(spec, {.tp = 2}, hopper);
   }
   check_scratch(small_spec(1, 128, 96), {}, Backward::measured);
-  check_scratch(small_spec(1, 128, 96), {}, Backward::joint);
+  check_scratch(small_spec(1, 128, 96), {}, Backward::split);
   // No sums with heads of 96, of other widths and in f32.
   check_scratch(small_spec(1, 96, 64), {}, Backward::measured);
   check_scratch(small_spec(4, 16, 64), {}, Backward::measured);
@@ -125,8 +125,8 @@ TEST_CASE("kernel scratch: what attention's backward finds room for it takes not
   // As in training: less than it needs by a byte is no room.
   const int64_t batch = 1, seq = 64, heads = 1, dim = 64;
   for (const std::optional<Backward> hopper : kBackwards) {
-    const Adder adder = hopper ? kernel_scratch::adder_of(*hopper, seq, dim) : Adder::none;
-    const int64_t bytes = kernel_scratch::attention_backward({batch, seq, heads, dim}, adder);
+    const bool sums = hopper && kernel_scratch::adds_up(*hopper, dim);
+    const int64_t bytes = kernel_scratch::attention_backward({batch, seq, heads, dim}, sums);
     KernelNeeds needs;
     needs.compute = DType::bf16;
     needs.attention = {batch, seq, heads, dim};
