@@ -43,13 +43,14 @@ stage_counters() {
   need "$from/bench/train_gpu"
   local profiler kernel failed=
   profiler=$(profiler_program) || cannot 'there is no Nsight Compute (ncu) here'
-  # What is nearest to being changed first.
-  for kernel in own split cudnn; do
+  # One launch of each form, of a step that waits after every op, the second of them; but for those
+  # that a start is full of.
+  counted step-1.5b 60 --kernel-name 'regex:^(?!copy_|write_|fill_)[a-z_]+_kernel$' \
+    --filter-mode per-launch-config --launch-skip 1 --launch-count 1 -- \
+    "$from/bench/train_gpu" --ops 1.5b-b4 || failed=yes
+  for kernel in own cudnn; do
     MTL_ATTENTION=$kernel counted "attention-$kernel" 40 --kernel-name 'regex:attention_|sdpa|flash' \
       -- "$from/bench/attention_gpu" --once "$kernel" || failed=yes
   done
-  # One launch of each form of the others, of a step that waits after every op, the second of them.
-  counted step-1.5b 60 --kernel-name 'regex:^[a-z_]+_kernel$' --filter-mode per-launch-config \
-    --launch-skip 1 --launch-count 1 -- "$from/bench/train_gpu" --ops 1.5b-b4 || failed=yes
   [[ -z $failed ]]
 }
