@@ -142,7 +142,7 @@ TEST_CASE("a type of GPU that is not known names those that are") {
   const Outcome out = shell.mtl({"plan", "--gpus", "8", "--gpu-type", "h101", "train.yaml"});
   CHECK(out.code == 2);
   CHECK(has(out.err, "error[usage.value]: --gpu-type 'h101' is not known"));
-  CHECK(has(out.err, "a100-80g, h100-80g"));
+  CHECK(has(out.err, "a100-80g, a10, "));
   CHECK(has(out.err, "cpu"));
   CHECK(shell.mtl({"plan", "--gpus", "9", "--nodes", "2", "train.yaml"}).code == 2);
   CHECK(shell.mtl({"plan", "--write", "train.yaml"}).code == 2);
@@ -312,7 +312,8 @@ TEST_CASE("on this machine's CPUs only what fits into its memory is advised") {
 TEST_CASE("two layouts that are as fast are not said to differ by nothing") {
   Shell shell;
   REQUIRE(shell.mtl({"recipes", "cp", "llama3-70b"}).code == 0);
-  const Outcome out = shell.mtl({"plan", "--tune", "--gpus", "64", "train.yaml"});
+  const Outcome out =
+      shell.mtl({"plan", "--tune", "--gpus", "64", "--gpu-type", "a100-80g", "train.yaml"});
   CHECK(out.code == 0);
   CHECK(has(out.out, "fastest, with the next: "));
   CHECK(has(out.out, "\n        as fast\n"));
