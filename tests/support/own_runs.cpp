@@ -9,28 +9,8 @@ namespace mtl::test {
 namespace {
 
 ModelShape gpt2(int64_t layers, int64_t hidden, int64_t heads) {
-  ModelShape model;
-  model.layers = layers;
-  model.hidden = hidden;
-  model.heads = model.kv_heads = heads;
-  model.head_dim = hidden / heads;
-  model.ffn = 4 * hidden;
+  ModelShape model = gpt_shape(layers, hidden, heads, 50304, 1024);
   model.vocab = 50257;
-  model.padded_vocab = 50304;
-  model.max_seq = 1024;
-  return model;
-}
-
-ModelShape llama3() {
-  ModelShape model = gpt2(16, 4096, 32);
-  model.kv_heads = 8;
-  model.ffn = 14336;
-  model.vocab = model.padded_vocab = 128256;
-  model.max_seq = 8192;
-  model.norm = NormType::rmsnorm;
-  model.activation = Activation::swiglu;
-  model.position = PositionType::rope;
-  model.bias = model.qkv_bias = model.tie_embeddings = false;
   return model;
 }
 
@@ -45,13 +25,14 @@ std::vector<PublishedRun> own_runs() {
     double tokens_per_s;
     bool calibrates = false;
   };
+  const ModelShape llama3 = llama_shape(16, 4096, 32, 14336, 8192);
   const std::array rows = {
       Row{"GPT-2 124M", gpt2(12, 768, 12), 1024, 32, false, 598'130},
       Row{"GPT-2 1.5B", gpt2(48, 1600, 25), 1024, 16, false, 55'380},
-      Row{"Llama 3 8B's, 8192 tokens", llama3(), 8192, 2, false, 21'473},
-      Row{"Llama 3 8B's, 2048 tokens", llama3(), 2048, 8, false, 24'284, true},
-      Row{"Llama 3 8B's, 8192 tokens, fp8", llama3(), 8192, 2, true, 29'796},
-      Row{"Llama 3 8B's, 2048 tokens, fp8", llama3(), 2048, 8, true, 35'642, true},
+      Row{"Llama 3 8B's, 8192 tokens", llama3, 8192, 2, false, 21'473},
+      Row{"Llama 3 8B's, 2048 tokens", llama3, 2048, 8, false, 24'284, true},
+      Row{"Llama 3 8B's, 8192 tokens, fp8", llama3, 8192, 2, true, 29'796},
+      Row{"Llama 3 8B's, 2048 tokens, fp8", llama3, 2048, 8, true, 35'642, true},
   };
   std::vector<PublishedRun> runs;
   for (const Row& row : rows) {

@@ -4,11 +4,7 @@
 
 namespace mtl::test {
 
-namespace {
-
-using Measure = PublishedRun::Measure;
-
-ModelShape gpt(int64_t layers, int64_t hidden, int64_t heads, int64_t vocab, int64_t seq) {
+ModelShape gpt_shape(int64_t layers, int64_t hidden, int64_t heads, int64_t vocab, int64_t seq) {
   ModelShape model;
   model.layers = layers;
   model.hidden = hidden;
@@ -20,8 +16,8 @@ ModelShape gpt(int64_t layers, int64_t hidden, int64_t heads, int64_t vocab, int
   return model;
 }
 
-ModelShape llama(int64_t layers, int64_t hidden, int64_t heads, int64_t ffn, int64_t seq) {
-  ModelShape model = gpt(layers, hidden, heads, 128256, seq);
+ModelShape llama_shape(int64_t layers, int64_t hidden, int64_t heads, int64_t ffn, int64_t seq) {
+  ModelShape model = gpt_shape(layers, hidden, heads, 128256, seq);
   model.kv_heads = 8;
   model.ffn = ffn;
   model.norm = NormType::rmsnorm;
@@ -30,6 +26,10 @@ ModelShape llama(int64_t layers, int64_t hidden, int64_t heads, int64_t ffn, int
   model.bias = model.qkv_bias = model.tie_embeddings = false;
   return model;
 }
+
+namespace {
+
+using Measure = PublishedRun::Measure;
 
 Recompute full() {
   Recompute recompute;
@@ -110,7 +110,7 @@ void megatron_core(std::vector<PublishedRun>& runs) {
     run.gpu = "h100-80g";
     run.their_kernels = true;
     run.software = megatron(2024);
-    run.work.model = gpt(row.layers, row.hidden, row.heads, 131072, 4096);
+    run.work.model = gpt_shape(row.layers, row.hidden, row.heads, 131072, 4096);
     run.work.model.tie_embeddings = false;
     run.work.seq = 4096;
     run.work.global_batch = row.batch;
@@ -152,7 +152,7 @@ void paper_2021(std::vector<PublishedRun>& runs) {
     run.name = row.name;
     run.gpu = "a100-80g";
     run.software = megatron(2021);
-    run.work.model = gpt(row.layers, row.hidden, row.heads, 51200, 2048);
+    run.work.model = gpt_shape(row.layers, row.hidden, row.heads, 51200, 2048);
     run.work.seq = 2048;
     run.work.global_batch = row.batch;
     run.work.compute = DType::f16;
@@ -191,7 +191,7 @@ void paper_2022(std::vector<PublishedRun>& runs) {
       run.name = fmt::format("{} {}", row.name, selective ? "selective" : "full");
       run.gpu = "a100-80g";
       run.software = megatron(2022);
-      run.work.model = gpt(row.layers, row.hidden, row.heads, 51200, 2048);
+      run.work.model = gpt_shape(row.layers, row.hidden, row.heads, 51200, 2048);
       run.work.seq = 2048;
       run.work.global_batch = row.batch;
       run.work.compute = DType::f16;
@@ -237,9 +237,9 @@ void torchtitan_rows(std::vector<PublishedRun>& runs) {
     run.gib = gib;
     runs.push_back(run);
   };
-  const ModelShape b8 = llama(32, 4096, 32, 14336, 8192);
-  const ModelShape b70 = llama(80, 8192, 64, 28672, 8192);
-  const ModelShape b405 = llama(126, 16384, 128, 53248, 8192);
+  const ModelShape b8 = llama_shape(32, 4096, 32, 14336, 8192);
+  const ModelShape b70 = llama_shape(80, 8192, 64, 28672, 8192);
+  const ModelShape b405 = llama_shape(126, 16384, 128, 53248, 8192);
   for (const int gpus : {8, 128}) {
     const auto lay = [&](LayoutChoice& layout) {
       layout.dp = gpus;
@@ -294,7 +294,7 @@ void llama3(std::vector<PublishedRun>& runs) {
     run.name = dp == 64 ? "8 192 GPUs" : "16 384 GPUs";
     run.gpu = "h100-80g";
     run.their_kernels = true;
-    run.work.model = llama(126, 16384, 128, 53248, 8192);
+    run.work.model = llama_shape(126, 16384, 128, 53248, 8192);
     run.work.seq = 8192;
     run.work.global_batch = 2048;
     run.layout.tp = 8;
@@ -361,32 +361,32 @@ std::vector<PublishedRun> held_out_runs() {
   layout.float8.on = true;
   layout.zero = 3;
   layout.dp = 8;
-  add("Llama-3 8B fp8, 8 H100", "h100-80g", llama(32, 4096, 32, 14336, 8192), 8192, 128, 14451,
-      layout);
+  add("Llama-3 8B fp8, 8 H100", "h100-80g", llama_shape(32, 4096, 32, 14336, 8192), 8192, 128,
+      14451, layout);
   layout.zero = 1;
   layout.tp = 4;
   layout.pp = 8;
   layout.chunks = 5;
   layout.dp = 2;
   layout.sequence_parallel = layout.overlap_tensor = true;
-  add("Llama-3 70B fp8, 64 H100", "h100-80g", llama(80, 8192, 64, 28672, 8192), 8192, 128, 1602,
-      layout);
+  add("Llama-3 70B fp8, 64 H100", "h100-80g", llama_shape(80, 8192, 64, 28672, 8192), 8192, 128,
+      1602, layout);
   layout.tp = 8;
   layout.chunks = 8;
   layout.cp = 2;
   layout.dp = 8;
-  add("Llama-3.1 405B fp8, 1024 H100", "h100-80g", llama(126, 16384, 128, 53248, 8192), 8192, 512,
-      292, layout);
+  add("Llama-3.1 405B fp8, 1024 H100", "h100-80g", llama_shape(126, 16384, 128, 53248, 8192), 8192,
+      512, 292, layout);
   // llm.c's run script of GPT-2 1558M (half a million tokens twice per step, micro-batch 16), and
   // llmq's benchmark of Qwen2.5 7B: one node, one GPU.
   LayoutChoice data;
   data.dp = 8;
   data.micro_batch = 16;
-  add("GPT-2 1558M, 8 H100 (llm.c)", "h100-80g", gpt(48, 1600, 25, 50304, 1024), 1024, 1024, 46800,
-      data);
+  add("GPT-2 1558M, 8 H100 (llm.c)", "h100-80g", gpt_shape(48, 1600, 25, 50304, 1024), 1024, 1024,
+      46800, data);
   runs.back().software = software_mtl();
   runs.back().their_kernels = false;
-  ModelShape qwen = llama(28, 3584, 28, 18944, 1024);
+  ModelShape qwen = llama_shape(28, 3584, 28, 18944, 1024);
   qwen.kv_heads = 4;
   qwen.vocab = qwen.padded_vocab = 152064;
   LayoutChoice one;
@@ -417,13 +417,14 @@ std::vector<GuideRow> guide_rows() {
     row.layout.sequence_parallel = tp > 1;
     rows.push_back(row);
   };
-  add("Llama-3 8B on 8", llama(32, 4096, 32, 14336, 8192), 8192, 128, 8, 1, 1, 2, 1);
-  add("Llama-3 70B on 64", llama(80, 8192, 64, 28672, 8192), 8192, 128, 64, 4, 4, 2, 1);
-  add("Llama-3.1 405B on 1024", llama(126, 16384, 128, 53248, 8192), 8192, 512, 1024, 8, 8, 2, 1);
-  const ModelShape gpt3 = gpt(96, 12288, 96, 51200, 2048);
+  add("Llama-3 8B on 8", llama_shape(32, 4096, 32, 14336, 8192), 8192, 128, 8, 1, 1, 2, 1);
+  add("Llama-3 70B on 64", llama_shape(80, 8192, 64, 28672, 8192), 8192, 128, 64, 4, 4, 2, 1);
+  add("Llama-3.1 405B on 1024", llama_shape(126, 16384, 128, 53248, 8192), 8192, 512, 1024, 8, 8, 2,
+      1);
+  const ModelShape gpt3 = gpt_shape(96, 12288, 96, 51200, 2048);
   add("GPT-3 175B on 128", gpt3, 2048, 1536, 128, 4, 8, 1, 1);
   add("GPT-3 175B on 512", gpt3, 2048, 1536, 512, 4, 8, 1, 1);
-  ModelShape mixtral = llama(32, 4096, 32, 14336, 4096);
+  ModelShape mixtral = llama_shape(32, 4096, 32, 14336, 4096);
   mixtral.vocab = mixtral.padded_vocab = 32000;
   mixtral.experts = 8;
   mixtral.experts_per_token = 2;

@@ -10,6 +10,10 @@
 
 namespace mtl::test {
 
+// GPT-2's blocks, and Llama 3's with its vocabulary.
+ModelShape gpt_shape(int64_t layers, int64_t hidden, int64_t heads, int64_t vocab, int64_t seq);
+ModelShape llama_shape(int64_t layers, int64_t hidden, int64_t heads, int64_t ffn, int64_t seq);
+
 struct PublishedRun {
   std::string table, name;
   Workload work;

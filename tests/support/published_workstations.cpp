@@ -22,19 +22,10 @@ constexpr Size kThree = {"3B", 36, 2048, 16, 2, 11008, 151936};
 constexpr Size kSeven = {"7B", 28, 3584, 28, 4, 18944, 152064};
 
 ModelShape qwen(const Size& size) {
-  ModelShape model;
-  model.layers = size.layers;
-  model.hidden = size.hidden;
-  model.heads = size.heads;
+  ModelShape model = llama_shape(size.layers, size.hidden, size.heads, size.ffn, 1024);
   model.kv_heads = size.kv_heads;
-  model.head_dim = size.hidden / size.heads;
-  model.ffn = size.ffn;
   model.vocab = model.padded_vocab = size.vocab;
-  model.max_seq = 1024;
-  model.norm = NormType::rmsnorm;
-  model.activation = Activation::swiglu;
-  model.position = PositionType::rope;
-  model.bias = false;
+  model.qkv_bias = true;
   model.tie_embeddings = size.hidden < kSeven.hidden;
   return model;
 }
