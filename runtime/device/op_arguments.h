@@ -227,7 +227,7 @@ struct RouteExpertsBackward {
   Tensor dweights;  // f32 [n, k]
   Tensor dlogits;   // compute type [n, E], written
   int64_t seq = 0;  // tokens of a sequence; divides n, unless there are
-  // i32 [seq, k]: the experts of all tokens of the one sequence that the n are a share of.
+  // i32 [sequences x seq, k]: the experts of all tokens, where the n are a share of each sequence.
   Tensor sequence_experts = {};
   float aux_scale = 0;  // gradient of a token's aux, and of its z
   float z_scale = 0;

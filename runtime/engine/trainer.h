@@ -158,6 +158,8 @@ class Trainer {
   // on do not count.
   void load_batch(const Samples& samples, int64_t first, const Pass& pass, const Chunk& chunk,
                   int64_t counted_end = kEndless);
+  // Of the tokens of whole sequences those that are the rank's (cp), moved to their beginning.
+  std::span<const int32_t> own_share(const Pass& pass, std::span<int32_t> whole) const;
   bool needs_documents() const { return static_cast<bool>(first_key_) || position_ids_; }
   void run_micro_batches(int64_t step, const Samples& samples, NotFiniteSearch* search = nullptr);
   // What gradients, made for the mean over all tokens, are to be multiplied by.

@@ -9,6 +9,16 @@
 
 namespace mtl {
 
+std::span<const int32_t> Trainer::own_share(const Pass& pass, std::span<int32_t> whole) const {
+  const int64_t seq = whole_sequences(context_, pass).seq;
+  if (seq == pass.seq) return whole;
+  for (int64_t i = 0; i < pass.sequences; ++i) {
+    const auto share = whole.begin() + i * seq + coord_[Axis::cp] * pass.seq;
+    std::copy(share, share + pass.seq, whole.begin() + i * pass.seq);
+  }
+  return whole.first(static_cast<size_t>(pass.tokens()));
+}
+
 void Trainer::load_batch(const Samples& samples, int64_t first, const Pass& pass,
                          const Chunk& chunk, int64_t counted_end) {
   const StepClock::Scope reading(pass.training ? &clock_ : nullptr, Phase::data);
@@ -23,12 +33,6 @@ void Trainer::load_batch(const Samples& samples, int64_t first, const Pass& pass
   samples.fill(first, count, batch);
   const int64_t counting = std::clamp<int64_t>(counted_end - first, 0, count);
   std::ranges::fill(targets.subspan(static_cast<size_t>(counting * seq)), -1);
-  // Of each sequence the rank has the whole, for attention, or its share: there is one sequence
-  // then.
-  const int64_t n = pass.tokens();
-  const auto own_first = static_cast<size_t>(coord_[Axis::cp] * n);
-  const std::span<const int32_t> own_inputs = inputs.subspan(own_first, static_cast<size_t>(n));
-  const std::span<const int32_t> own_targets = targets.subspan(own_first, static_cast<size_t>(n));
   int32_t largest = 0, smallest = 0, smallest_target = 0;
   for (size_t i = 0; i < tokens; ++i) {
     largest = std::max({largest, inputs[i], targets[i]});
@@ -45,6 +49,10 @@ void Trainer::load_batch(const Samples& samples, int64_t first, const Pass& pass
                                  first, first + count - 1, plan_.model.vocab),
                              .help = "the corpus was made with another tokenizer than the run"});
   }
+  // Of each sequence the rank has the whole, for attention, or its share.
+  const int64_t n = pass.tokens();
+  const std::span<const int32_t> own_inputs = own_share(pass, inputs);
+  const std::span<const int32_t> own_targets = own_share(pass, targets);
   if (chunk.range().embedding) {
     device_.copy_from_host(arena_.get("tokens").in(slot).slice(0, n), own_inputs.data());
     if (pass.training) tied_.load(own_inputs, slot);
@@ -58,7 +66,12 @@ void Trainer::load_batch(const Samples& samples, int64_t first, const Pass& pass
     device_.copy_from_host(first_key_.in(slot).slice(0, all), host_first_key_.data());
   }
   if (position_ids_) {
-    device_.copy_from_host(position_ids_.in(slot).slice(0, all), host_positions_.data());
+    // Rotations are attention's, rows of a table are added to the rank's tokens.
+    const bool rotated = plan_.model.position == PositionType::rope;
+    const std::span<const int32_t> positions =
+        rotated ? batch.positions : own_share(pass, batch.positions);
+    device_.copy_from_host(position_ids_.in(slot).slice(0, static_cast<int64_t>(positions.size())),
+                           positions.data());
   }
 }
 

@@ -154,7 +154,7 @@ void AttentionBlock::attend(const Pass& pass) const {
        .lse = Tensor(lse_.in(pass.slot).data, DType::f32, {shape.batch, shape.heads, shape.seq})});
   if (!divides_sequence()) return;
   const Tensor attended = rows_of(attended_, pass);
-  context_.cp.gather_heads(rows_of(out, whole), attended, {qkv_sections()[0]});
+  context_.cp.gather_heads(pass.sequences, rows_of(out, whole), attended, {qkv_sections()[0]});
 }
 
 ResidualAdd AttentionBlock::forward(const Pass& pass, const ResidualAdd& before) const {
@@ -165,15 +165,14 @@ ResidualAdd AttentionBlock::forward(const Pass& pass, const ResidualAdd& before)
           .bias = proj_linear_.bias(),
           .residual = norm_.input(pass),
           .out = stream_rows_of(context_, output_, pass),
-          .dropout = dropout_for(context_, pass, layer_, DropoutSite::attention_output),
-          .first_row = first_stream_row(context_, pass)};
+          .dropout = dropout_for(context_, pass, layer_, DropoutSite::attention_output)};
 }
 
 void AttentionBlock::attend_to(const Pass& pass, Tensor x) const {
   const Pass whole = whole_sequences(context_, pass);
   qkv_linear_.forward(pass, {x, norm_.amax(pass)}, own_qkv(pass), qkv_linear_.bias());
   if (divides_sequence()) {
-    context_.cp.scatter_heads(own_qkv(pass), rows_of(qkv_, whole), qkv_sections());
+    context_.cp.scatter_heads(pass.sequences, own_qkv(pass), rows_of(qkv_, whole), qkv_sections());
   }
   place_heads(whole);
   attend(pass);
@@ -192,7 +191,7 @@ void AttentionBlock::attend_backward(const Pass& pass) const {
   const Tensor dout = rows_of(divided ? dattended_by_head_ : dattended_, whole);
   const Tensor dqkv = rows_of(divided ? dqkv_by_head_ : dqkv_, whole);
   if (divided) {
-    context_.cp.scatter_heads(rows_of(dattended_, pass), dout, {qkv_sections()[0]});
+    context_.cp.scatter_heads(pass.sequences, rows_of(dattended_, pass), dout, {qkv_sections()[0]});
   }
   context_.device.attention_backward(
       {.shape = shape,
@@ -203,7 +202,9 @@ void AttentionBlock::attend_backward(const Pass& pass) const {
        .dqkv = dqkv,
        .room = room_});
   place_heads_backward(whole, dqkv);
-  if (divided) context_.cp.gather_heads(dqkv, rows_of(dqkv_, pass), qkv_sections());
+  if (divided) {
+    context_.cp.gather_heads(pass.sequences, dqkv, rows_of(dqkv_, pass), qkv_sections());
+  }
 }
 
 void AttentionBlock::project_backward(const Pass& pass, Tensor dbranch, Tensor dstream) const {
@@ -219,7 +220,7 @@ void AttentionBlock::backward(const Pass& pass) const {
   Tensor dstream = dresidual;
   if (Dropout dropout = dropout_for(context_, pass, layer_, DropoutSite::attention_output)) {
     dstream = context_.tp.own_rows(branch);
-    context_.device.dropout_backward(dresidual, dstream, dropout, first_stream_row(context_, pass));
+    drop_backward(context_, pass, dropout, dresidual, dstream);
   }
   project_backward(pass, context_.tp.enter(dstream, branch), dstream);
   backward(pass, {.dresidual = dresidual});

@@ -35,6 +35,7 @@ class EmbeddingBlock {
   // Times model.embedding_scale: the tokens' vectors, or their gradient.
   void scale(Tensor rows) const;
   void add_positions(const Pass& pass, Tensor stream) const;
+  void positions_backward(const Pass& pass, Tensor dx) const;
   // The positions of this rank's rows, where they do not simply count.
   Tensor stream_position_ids(const Pass& pass) const;
 
@@ -205,7 +206,7 @@ class MoeBlock {
   Buffer before_act_, activated_, output_;
   Buffer branch_, gathered_, dresidual_, dbefore_act_, dactivated_, dnormed_;
   Buffer dweights_, dlogits_, losses_, dinput_amax_;
-  Tensor sequence_experts_;  // of all tokens of a sequence that is divided
+  Buffer sequence_experts_;  // of all tokens of sequences that are divided
   Tensor loss_sums_;         // of aux and z
   // Of the layer, with balance by biases: these, and the tokens of the step under way.
   Tensor expert_bias_, expert_counts_;

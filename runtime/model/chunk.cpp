@@ -65,14 +65,15 @@ Tensor Chunk::kept(const LayerGroup& group, const Pass& pass) const {
   return Tensor(all.data, all.dtype, {rows, all.cols()});
 }
 
-void Chunk::settle(ResidualAdd& left) const {
+void Chunk::settle(const Pass& pass, ResidualAdd& left) const {
   if (!left) return;
-  context_.device.bias_dropout_add(left);
+  add_to_stream(context_, pass, left);
   left = {};
 }
 
-void Chunk::read(int64_t layer, const BetweenLayers& between, ResidualAdd& left) const {
-  if (between.let_go && left.bias) settle(left);
+void Chunk::read(int64_t layer, const Pass& pass, const BetweenLayers& between,
+                 ResidualAdd& left) const {
+  if (between.let_go && left.bias) settle(pass, left);
   if (between.reads) between.reads(layer);
 }
 
@@ -89,7 +90,7 @@ ResidualAdd Chunk::forward_layers(const Pass& pass, const BetweenLayers& between
   ResidualAdd left;
   for (const LayerGroup& group : groups_) {
     if (group.again && context_.recompute.distribute && pass.training) {
-      settle(left);
+      settle(pass, left);
       const Tensor part = kept(group, pass);
       const Tensor all = group_input(group, pass);
       context_.device.copy(Tensor(all.slice(context_.tp.rank() * part.numel(), part.numel()).data,
@@ -97,9 +98,9 @@ ResidualAdd Chunk::forward_layers(const Pass& pass, const BetweenLayers& between
                            part);
     }
     for (int64_t number = group.first_layer; number < group.end_layer(); ++number) {
-      read(number, between, left);
+      read(number, pass, between, left);
       left = layer(number).forward(context_, pass, pass, left);
-      if (pass.inspect != nullptr) settle(left);
+      if (pass.inspect != nullptr) settle(pass, left);
       inspect(number, "output of the layer", layer(number).output(pass));
     }
   }
@@ -108,8 +109,8 @@ ResidualAdd Chunk::forward_layers(const Pass& pass, const BetweenLayers& between
 
 void Chunk::forward(const Pass& pass, const BetweenLayers& between) const {
   ResidualAdd left = forward_layers(pass, between);
-  if (!head_) return settle(left);
-  read(context_.shape.layers, between, left);
+  if (!head_) return settle(pass, left);
+  read(context_.shape.layers, pass, between, left);
   if (pass.training && between.writes) {
     between.writes(context_.shape.layers);
     if (embedding_ && context_.shape.tie_embeddings) between.writes(-1);
@@ -127,7 +128,7 @@ void Chunk::forward_again(const Pass& pass, const LayerGroup& group,
   for (int64_t number = group.first_layer; number < group.end_layer(); ++number) {
     Pass last = pass;
     last.again = number + 1 == group.end_layer();
-    read(number, between, left);
+    read(number, pass, between, left);
     left = layer(number).forward(context_, pass, last, left);
   }
 }

@@ -61,9 +61,9 @@ class Chunk {
   // Returns what makes the output of the last layer, if that is still to be done.
   ResidualAdd forward_layers(const Pass& pass, const BetweenLayers& between) const;
   // Does what was left to be done.
-  void settle(ResidualAdd& left) const;
+  void settle(const Pass& pass, ResidualAdd& left) const;
   // Before the weights of a layer are read. What is left of the layer before reads its bias.
-  void read(int64_t layer, const BetweenLayers& between, ResidualAdd& left) const;
+  void read(int64_t layer, const Pass& pass, const BetweenLayers& between, ResidualAdd& left) const;
   void forward_again(const Pass& pass, const LayerGroup& group, const BetweenLayers& between) const;
   // The input of a group, whose parts the TP ranks keep.
   Tensor kept(const LayerGroup& group, const Pass& pass) const;

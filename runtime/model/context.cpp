@@ -1,5 +1,6 @@
 #include "runtime/model/context.h"
 
+#include <algorithm>
 #include <span>
 #include <stdexcept>
 
@@ -125,9 +126,68 @@ Pass whole_sequences(const BlockContext& context, const Pass& pass) {
   return whole;
 }
 
-int64_t first_stream_row(const BlockContext& context, const Pass& pass) {
-  const int64_t part = context.tp.sequence() ? context.tp.rank() : 0;
-  return context.cp.rank() * pass.tokens() + part * stream_tokens(context, pass);
+int64_t stream_offset(const BlockContext& context, const Pass& pass) {
+  return context.tp.sequence() ? context.tp.rank() * stream_tokens(context, pass) : 0;
+}
+
+StreamRun stream_run(const BlockContext& context, const Pass& pass, int64_t first) {
+  const int64_t row = stream_offset(context, pass) + first,
+                left = stream_tokens(context, pass) - first;
+  const int size = context.cp.size();
+  if (size == 1) return {.first = first, .rows = left, .of_whole = row};
+  const int64_t sequence = row / pass.seq, token = row % pass.seq;
+  return {.first = first,
+          .rows = std::min(left, pass.seq - token),
+          .of_whole = (sequence * size + context.cp.rank()) * pass.seq + token};
+}
+
+namespace {
+
+// Of an op whose rows have numbers only for dropout's sake.
+template <typename Work>
+void each_run(const BlockContext& context, const Pass& pass, const Dropout& dropout,
+              const Work& work) {
+  const int64_t rows = stream_tokens(context, pass);
+  if (!dropout) return work({.first = 0, .rows = rows});
+  for (StreamRun run; run.first < rows; run.first += run.rows) {
+    run = stream_run(context, pass, run.first);
+    work(run);
+  }
+}
+
+bool is_one_run(const BlockContext& context, const Pass& pass, const Dropout& dropout) {
+  return !dropout || stream_run(context, pass, 0).rows == stream_tokens(context, pass);
+}
+
+}  // namespace
+
+void drop_backward(const BlockContext& context, const Pass& pass, const Dropout& dropout,
+                   Tensor dout, Tensor dx) {
+  each_run(context, pass, dropout, [&](const StreamRun& run) {
+    context.device.dropout_backward(dout.row_slice(run.first, run.rows),
+                                    dx.row_slice(run.first, run.rows), dropout, run.of_whole);
+  });
+}
+
+void add_to_stream(const BlockContext& context, const Pass& pass, ResidualAdd add) {
+  each_run(context, pass, add.dropout, [&](const StreamRun& run) {
+    context.device.bias_dropout_add({.x = add.x.row_slice(run.first, run.rows),
+                                     .bias = add.bias,
+                                     .residual = add.residual.row_slice(run.first, run.rows),
+                                     .out = add.out.row_slice(run.first, run.rows),
+                                     .dropout = add.dropout,
+                                     .first_row = run.of_whole});
+  });
+}
+
+void add_to_stream(const BlockContext& context, const Pass& pass, ResidualAdd add,
+                   const LayerNorm& norm) {
+  if (is_one_run(context, pass, add.dropout)) {
+    add.first_row = stream_run(context, pass, 0).of_whole;
+    return context.device.add_norm_forward(add, norm);
+  }
+  add_to_stream(context, pass, add);
+  context.device.layernorm_forward(norm);
 }
 
 }  // namespace mtl

@@ -92,7 +92,7 @@ using Inspect = std::function<void(int64_t layer, const char* what, Tensor made)
 // slot: a pass that is equal to an earlier one is the same ops with the same arguments.
 struct Pass {
   int64_t sequences = 0;
-  int64_t seq = 0;  // tokens of a sequence, or the rank's share of the one there is (cp)
+  int64_t seq = 0;  // tokens of a sequence, or the rank's share of it (cp)
   // Generation: tokens of the one sequence that earlier passes left in the buffers.
   int64_t past = 0;
   int slot = 0;             // where the activations live
@@ -129,7 +129,24 @@ Tensor rows_behind(const Buffer& planned, const Pass& pass);
 Tensor rows_up_to(const Buffer& planned, const Pass& pass);
 // As if the pass were that of one rank of context parallelism: what attention's ops work on.
 Pass whole_sequences(const BlockContext& context, const Pass& pass);
-// The row, of whole sequences, that the rank's part of the residual stream begins with.
-int64_t first_stream_row(const BlockContext& context, const Pass& pass);
+// Where the rank's part of the residual stream begins among the pass's rows.
+int64_t stream_offset(const BlockContext& context, const Pass& pass);
+
+// Rows of the rank's part of the residual stream that follow one another in whole sequences too:
+// all of them, or those of one sequence where sequences are divided.
+struct StreamRun {
+  int64_t first = 0, rows = 0;
+  int64_t of_whole = 0;  // the row of whole sequences that is the first of them
+};
+// The run that begins with row `first` of the part.
+StreamRun stream_run(const BlockContext& context, const Pass& pass, int64_t first);
+
+// Device::dropout_backward, Device::bias_dropout_add and Device::add_norm_forward of the rank's
+// part of the stream, with the numbers that its elements have on one rank.
+void drop_backward(const BlockContext& context, const Pass& pass, const Dropout& dropout,
+                   Tensor dout, Tensor dx);
+void add_to_stream(const BlockContext& context, const Pass& pass, ResidualAdd add);
+void add_to_stream(const BlockContext& context, const Pass& pass, ResidualAdd add,
+                   const LayerNorm& norm);
 
 }  // namespace mtl

@@ -46,52 +46,57 @@ void EmbeddingBlock::scale(Tensor rows) const {
 
 void EmbeddingBlock::add_positions(const Pass& pass, Tensor stream) const {
   const Dropout dropout = dropout_for(context_, pass, -1, DropoutSite::embedding);
-  const int64_t first_row = first_stream_row(context_, pass);
-  if (!positions_) {
-    if (dropout) context_.device.dropout_backward(stream, stream, dropout, first_row);
-    return;
-  }
-  if (position_ids_) {
-    // Rows of the table that any token may have.
-    const Tensor rows = context_.tp.own_rows(rows_of(branch_, pass));
-    context_.device.embedding_forward(stream_position_ids(pass), positions_.weight, 0, rows);
-    context_.device.add(rows, stream);
-    if (dropout) context_.device.dropout_backward(stream, stream, dropout, first_row);
+  if (!positions_ || position_ids_) {
+    if (positions_) {
+      // Rows of the table that any token may have.
+      const Tensor rows = context_.tp.own_rows(rows_of(branch_, pass));
+      context_.device.embedding_forward(stream_position_ids(pass), positions_.weight, 0, rows);
+      context_.device.add(rows, stream);
+    }
+    if (dropout) drop_backward(context_, pass, dropout, stream, stream);
     return;
   }
   const Tensor table = positions_.weight;
-  const int64_t cols = table.cols(), rows = table.rows() - pass.past;
-  const Tensor positions(table.slice(pass.past * cols, rows * cols).data, table.dtype,
-                         {rows, cols});
-  context_.device.position_forward(stream, positions, whole_sequences(context_, pass).seq, stream,
-                                   dropout, first_row);
+  const Tensor positions = table.row_slice(pass.past, table.rows() - pass.past);
+  const int64_t seq = whole_sequences(context_, pass).seq;
+  for (StreamRun run; run.first < stream.rows(); run.first += run.rows) {
+    run = stream_run(context_, pass, run.first);
+    const Tensor rows = stream.row_slice(run.first, run.rows);
+    context_.device.position_forward(rows, positions, seq, rows, dropout, run.of_whole);
+  }
 }
 
 Tensor EmbeddingBlock::stream_position_ids(const Pass& pass) const {
-  const Tensor all = values_of(position_ids_, whole_sequences(context_, pass));
-  return all.slice(first_stream_row(context_, pass), pass.tokens() / context_.tp.stream_parts());
+  return values_of(position_ids_, pass)
+      .slice(stream_offset(context_, pass), pass.tokens() / context_.tp.stream_parts());
+}
+
+void EmbeddingBlock::positions_backward(const Pass& pass, Tensor dx) const {
+  const Dropout dropout = dropout_for(context_, pass, -1, DropoutSite::embedding);
+  if (!positions_ || position_ids_) {
+    if (dropout) drop_backward(context_, pass, dropout, dx, dx);
+    if (!positions_) return;
+    if (!pass.accumulate) context_.device.fill(positions_.grad, 0.0f);
+    context_.device.embedding_backward(stream_position_ids(pass), dx, 0, positions_.grad);
+    return;
+  }
+  // Positions that no token has: the memory may have been another layer's (ZeRO-2).
+  const int64_t seq = whole_sequences(context_, pass).seq;
+  const int64_t unused = positions_.grad.rows() - seq;
+  if (!pass.accumulate && unused > 0) {
+    context_.device.fill(positions_.grad.row_slice(seq, unused), 0.0f);
+  }
+  for (StreamRun run; run.first < dx.rows(); run.first += run.rows) {
+    run = stream_run(context_, pass, run.first);
+    const Tensor rows = dx.row_slice(run.first, run.rows);
+    context_.device.position_backward(rows, seq, rows, positions_.grad,
+                                      pass.accumulate || run.first > 0, dropout, run.of_whole);
+  }
 }
 
 void EmbeddingBlock::backward(const Pass& pass) const {
   const Tensor dx = stream_rows_of(context_, dresidual_, pass);
-  const Dropout dropout = dropout_for(context_, pass, -1, DropoutSite::embedding);
-  const int64_t first_row = first_stream_row(context_, pass);
-  if (positions_ && position_ids_) {
-    if (dropout) context_.device.dropout_backward(dx, dx, dropout, first_row);
-    if (!pass.accumulate) context_.device.fill(positions_.grad, 0.0f);
-    context_.device.embedding_backward(stream_position_ids(pass), dx, 0, positions_.grad);
-  } else if (positions_) {
-    // Positions that no token has: the memory may have been another layer's (ZeRO-2).
-    const int64_t seq = whole_sequences(context_, pass).seq;
-    const int64_t unused = positions_.grad.rows() - seq;
-    if (!pass.accumulate && unused > 0) {
-      context_.device.fill(positions_.grad.row_slice(seq, unused), 0.0f);
-    }
-    context_.device.position_backward(dx, seq, dx, positions_.grad, pass.accumulate, dropout,
-                                      first_row);
-  } else if (dropout) {
-    context_.device.dropout_backward(dx, dx, dropout, first_row);
-  }
+  positions_backward(pass, dx);
   scale(dx);
   const Tensor all = context_.tp.enter(dx, rows_of(branch_, pass));
   if (tied_grad_) {

@@ -76,8 +76,7 @@ ResidualAdd MlpBlock::output_of(const Pass& pass, Tensor branch) const {
           .bias = down_.bias(),
           .residual = norm_.input(pass),
           .out = output(pass),
-          .dropout = dropout_for(context_, pass, layer_, DropoutSite::mlp_output),
-          .first_row = first_stream_row(context_, pass)};
+          .dropout = dropout_for(context_, pass, layer_, DropoutSite::mlp_output)};
 }
 
 ResidualAdd MlpBlock::forward(const Pass& pass, const ResidualAdd& before) const {
@@ -91,8 +90,7 @@ Tensor MlpBlock::output_backward(const Pass& pass) const {
   const Dropout dropout = dropout_for(context_, pass, layer_, DropoutSite::mlp_output);
   if (!dropout) return dresidual(pass);
   const Tensor dstream = context_.tp.own_rows(branch(pass));
-  context_.device.dropout_backward(dresidual(pass), dstream, dropout,
-                                   first_stream_row(context_, pass));
+  drop_backward(context_, pass, dropout, dresidual(pass), dstream);
   return dstream;
 }
 

@@ -49,7 +49,7 @@ MoeBlock::MoeBlock(const BlockContext& context, int64_t layer, const PartsAgain&
       dlogits_(context.arena.find("mlp.dlogits")),
       losses_(context.arena.find("mlp.losses")),
       dinput_amax_(float8_stream_amax(context, layer, "attn.proj", Float8Operand::dy)),
-      sequence_experts_(context.arena.find_tensor("mlp.sequence_experts")) {
+      sequence_experts_(context.arena.find("mlp.sequence_experts")) {
   if (const Tensor sums = context.arena.find_tensor("loss_sum")) {
     loss_sums_ = sums.slice(StepSums::kRouter, 2);
   }
@@ -216,8 +216,7 @@ ResidualAdd MoeBlock::forward(const Pass& pass, const ResidualAdd& before) const
           .bias = {},
           .residual = norm_.input(pass),
           .out = output(pass),
-          .dropout = dropout_for(context_, pass, layer_, DropoutSite::mlp_output),
-          .first_row = first_stream_row(context_, pass)};
+          .dropout = dropout_for(context_, pass, layer_, DropoutSite::mlp_output)};
 }
 
 void MoeBlock::route_backward(const Pass& pass) const {
@@ -226,7 +225,11 @@ void MoeBlock::route_backward(const Pass& pass) const {
   // With TP the weights' gradients are parts of sums, and so are those of the logits; what the
   // router's own losses give is whole, and one rank adds it.
   const float scale = context_.tp.rank() == 0 ? pass.loss_scale : 0.0f;
-  if (sequence_experts_) context_.cp.gather(routes(pass).experts, sequence_experts_);
+  Tensor sequence_experts;
+  if (sequence_experts_) {
+    sequence_experts = rows_of(sequence_experts_, whole_sequences(context_, pass));
+    context_.cp.gather(pass.sequences, routes(pass).experts, sequence_experts);
+  }
   const Tensor losses(losses_.tensor.slice(0, 2 * n).data, DType::f32, {2, n});
   context_.device.route_experts_backward(
       {.logits = first_rows(logits_, pass, n, shape.experts),
@@ -235,7 +238,7 @@ void MoeBlock::route_backward(const Pass& pass) const {
        .dweights = first_rows(dweights_, pass, n, shape.experts_per_token),
        .dlogits = first_rows(dlogits_, pass, n, shape.experts),
        .seq = whole_sequences(context_, pass).seq,
-       .sequence_experts = sequence_experts_,
+       .sequence_experts = sequence_experts,
        .aux_scale = scale * static_cast<float>(shape.moe_aux_loss),
        .z_scale = scale * static_cast<float>(shape.moe_z_loss),
        .losses = losses});
@@ -323,7 +326,6 @@ void MoeBlock::backward_inputs(const Turn& turn, Tensor x) const {
 }
 
 void MoeBlock::backward_through_experts(const Pass& pass) const {
-  Device& device = context_.device;
   const Tensor dlogits = first_rows(dlogits_, pass, pass.tokens(), context_.shape.experts);
   const Tensor dresidual = stream_rows_of(context_, dresidual_, pass);
   const Tensor branch = rows_of(branch_, pass);
@@ -333,7 +335,7 @@ void MoeBlock::backward_through_experts(const Pass& pass) const {
   Tensor dstream = dresidual;
   if (Dropout dropout = dropout_for(context_, pass, layer_, DropoutSite::mlp_output)) {
     dstream = context_.tp.own_rows(branch);
-    device.dropout_backward(dresidual, dstream, dropout, first_stream_row(context_, pass));
+    drop_backward(context_, pass, dropout, dresidual, dstream);
   }
   const Tensor dbranch = context_.tp.enter(dstream, branch);
   const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;

@@ -27,7 +27,7 @@ Tensor Norm::forward(const Pass& pass, const ResidualAdd& before) const {
                           .amax = amax(pass)};
   if (before) {
     assert(before.out.data == args.x.data);
-    context_.device.add_norm_forward(before, args);
+    add_to_stream(context_, pass, before, args);
   } else {
     context_.device.layernorm_forward(args);
   }

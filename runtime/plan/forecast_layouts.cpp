@@ -7,7 +7,7 @@
 namespace mtl {
 
 bool runs_context(const ModelShape& model, const LayoutChoice& layout) {
-  return layout.cp > 1 && layout.micro_batch == 1 && heads_divide(model, layout.tp, layout.cp);
+  return layout.cp > 1 && heads_divide(model, layout.tp, layout.cp);
 }
 
 bool exchanges_heads(const ModelShape& model, const LayoutChoice& layout,
@@ -19,8 +19,7 @@ std::vector<std::string> not_run_here(const ModelShape& model, const LayoutChoic
                                       const Cluster& cluster) {
   std::vector<std::string> parts;
   if (layout.cp > 1 && !runs_context(model, layout)) {
-    parts.emplace_back(layout.micro_batch > 1 ? "context parallelism of several sequences at a time"
-                                              : "context parallelism of more ranks than heads");
+    parts.emplace_back("context parallelism of more ranks than heads");
   }
   if (layout.ep > 1 && layout.zero > 1) {
     parts.emplace_back("expert parallelism with ZeRO-2 or 3");

@@ -98,8 +98,8 @@ LinkPart tensor_part(const LinkInput& in) {
   return part;
 }
 
-// traffic.cpp, context_per_micro_batch(): q, k and v one way, what attention makes the other;
-// nothing runs beside it.
+// traffic.cpp, context_per_micro_batch(): q, k and v one way, what attention makes the other, of
+// one sequence after the other; nothing runs beside it.
 LinkPart exchange_part(const LinkInput& in) {
   const LayoutChoice& layout = in.layout;
   const ModelShape& model = in.model();
@@ -109,7 +109,9 @@ LinkPart exchange_part(const LinkInput& in) {
   const double attended = static_cast<double>(model.heads) / parts * of_head;
   const double qkv = attended + 2 * static_cast<double>(local_kv_heads(model, parts)) * of_head;
   const auto once = [&](double bytes) {
-    return all_to_all_time(in.cluster, layout.cp, layout.tp, layout.world(), bytes);
+    const auto sequences = static_cast<double>(layout.micro_batch);
+    return sequences *
+           all_to_all_time(in.cluster, layout.cp, layout.tp, layout.world(), bytes / sequences);
   };
   const double sent = (layout.cp - 1.0) / layout.cp;
   LinkPart part;

@@ -187,7 +187,10 @@ double scratch_of(const MemoryInput& in, bool head, bool sends) {
     }
   }
   double phase = d.n * (d.context + d.qkv + d.h) * d.e;
-  if (d.copies > 1) phase += d.n * (d.context + 2 * d.own_qkv) * d.e;
+  if (d.copies > 1) {
+    const auto sequences = static_cast<double>(layout.micro_batch);
+    phase += d.n * (d.context + (1 + 1 / sequences) * d.own_qkv) * d.e;
+  }
   phase = std::max(phase, in.mixture.backward);
   if (in.dense) phase = std::max(phase, in.dense->backward);
   if (head && software.head_in_forward) {

@@ -94,7 +94,7 @@ void add_scratch(ArenaBuilder& arena, const ModelShape& shape, const ParamLayout
   if (d.cp > 1) {
     arena.add("attn.dcontext_by_head", compute, {d.all, d.own_context()});
     arena.add("attn.dqkv_by_head", compute, {d.all, d.own_qkv()});
-    arena.add("attn.blocks", compute, {d.all * d.own_qkv()});  // on their way, forward too
+    arena.add("attn.blocks", compute, {needs.seq * d.own_qkv()});  // on their way, forward too
   }
   const int64_t room = arena.at();  // nothing lies here when attention itself goes back
   arena.add("attn.dnormed", compute, {d.n, d.h});

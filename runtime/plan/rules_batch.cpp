@@ -94,8 +94,7 @@ std::optional<BatchSchedule> divided(const RuleInput& input, int dp, Layout& lay
                                            : fmt::format("use multiples of {}", dp))) {
     return std::nullopt;
   }
-  const bool one_at_a_time = input.spec.parallel.cp > 1;
-  layout.micro_batch = train.micro_batch > 0 ? train.micro_batch : one_at_a_time ? 1 : shares;
+  layout.micro_batch = train.micro_batch > 0 ? train.micro_batch : shares;
   for (const auto& [step, batch] : batches) {
     if (batch / dp % layout.micro_batch != 0) uneven.push_back(batch / dp);
   }
@@ -135,12 +134,6 @@ void check_batch(const RuleInput& input, Layout& layout, RuleBook& book) {
     layout.steps = input.spec.train.steps;
     return;
   }
-  const int cp = input.spec.parallel.cp;
-  book.rule("mesh.cp", "train.micro_batch", cp == 1 || layout.micro_batch == 1,
-            fmt::format("train.micro_batch {}, and with parallel.cp {} a rank has its share of one "
-                        "sequence at a time",
-                        layout.micro_batch, cp),
-            "use train.micro_batch=1 (a step has as many as its batch asks for), or parallel.cp=1");
   batch = batch->behind(input.data.consumed);
   layout.steps = length_of_run(input.spec.train, *batch, input.data.consumed);
   // What would begin after the last step is no part of the run.

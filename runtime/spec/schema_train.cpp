@@ -18,9 +18,8 @@ Section train_section() {
                .doc = "Sequences that a replica takes at once; the rest of its share of the global "
                       "batch follows in further micro-batches.",
                .auto_doc =
-                   "`train.global_batch` / (ep x dp), all at once (with `parallel.cp` one); where "
-                   "`mtl launch` finds that its memory does not fit, the largest part that "
-                   "does",
+                   "`train.global_batch` / (ep x dp), all at once; where `mtl launch` finds that "
+                   "its memory does not fit, the largest part that does",
                .min = 1,
                .max = kMany,
                .known_as = {"micro_batch_size", "batch_size", "per_device_train_batch_size",

@@ -80,12 +80,10 @@ def train(mtl, folder, shape, dtype, seq, batch, parallel=None, rate=1e-30, step
     """The run directory. JSON is YAML."""
     parallel = parallel or {}
     processes = math.prod(parallel.get(axis, 1) for axis in ("dp", "cp", "tp", "pp"))
-    # With context parallelism, one sequence at a time.
-    micro_batch = 1 if parallel.get("cp", 1) > 1 else max(1, batch // 4)
     settings = {
         "run": {"name": "parity", "dir": str(folder / "runs")},
         "model": shape,
-        "train": {"global_batch": batch, "micro_batch": micro_batch, "seq_len": seq,
+        "train": {"global_batch": batch, "micro_batch": max(1, batch // 4), "seq_len": seq,
                   "steps": steps, "seed": 5},
         "optimizer": {"weight_decay": 0.0, "clip": 0.0, "betas": [BETA1, 0.95],
                       "offload": offload},

@@ -37,7 +37,6 @@ void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
   spec.parallel.cp = layout.cp;
   spec.parallel.ep = layout.ep;
   spec.parallel.zero_ranks = layout.zero_ranks;
-  if (layout.cp > 1) spec.train.micro_batch = std::min<int64_t>(1, spec.train.micro_batch);
   spec.parallel.virtual_stages = layout.virtual_stages;
   const int world_size = layout.world();
   ResolvedSpec resolved;

@@ -207,9 +207,10 @@ void CpuDevice::route_experts_backward(const RouteExpertsBackward& args) {
   assert(args.dlogits.numel() == args.logits.numel());
   assert(args.losses.dtype == DType::f32 && args.losses.numel() == 2 * routes.tokens);
   const Tensor& whole = args.sequence_experts;
-  assert(args.seq > 0 &&
-         (whole ? whole.numel() == args.seq * routes.k : routes.tokens % args.seq == 0));
-  const int64_t own = whole ? routes.tokens : args.seq;  // tokens here of a sequence
+  const int64_t all = whole ? whole.rows() : routes.tokens;  // tokens of the sequences
+  assert(args.seq > 0 && all % args.seq == 0 && routes.tokens % (all / args.seq) == 0);
+  assert(!whole || whole.cols() == routes.k);
+  const int64_t own = routes.tokens / (all / args.seq);  // tokens here of a sequence
   const auto* logits = args.logits.as<const float>();
   const auto* dweights = args.dweights.as<const float>();
   const auto from_f32 = typed(args.dlogits.dtype).from_f32;
@@ -219,7 +220,8 @@ void CpuDevice::route_experts_backward(const RouteExpertsBackward& args) {
     std::vector<float> load(static_cast<size_t>(experts)), row(static_cast<size_t>(experts));
     std::vector<int64_t> counts(static_cast<size_t>(experts));
     for (int64_t first = begin * own; first < end * own; first += own) {
-      const int32_t* chosen = whole ? whole.as<const int32_t>() : routes.chosen + first * routes.k;
+      const int32_t* chosen =
+          (whole ? whole.as<const int32_t>() : routes.chosen) + first / own * args.seq * routes.k;
       std::fill(counts.begin(), counts.end(), 0);
       for (int64_t a = 0; a < args.seq * routes.k; ++a) ++counts[static_cast<size_t>(chosen[a])];
       for (size_t e = 0; e < load.size(); ++e) load[e] = static_cast<float>(counts[e]) / balanced;

@@ -238,7 +238,7 @@ struct Backward {
   T* dlogits;
   float* losses;
   int64_t seq, own;        // tokens of a sequence, and of it here
-  const int32_t* counted;  // of the one sequence there is; null: those of the tokens here
+  const int32_t* counted;  // of all tokens of the sequences
   float aux_scale, z_scale, balanced;
   ExpertScores scores;
 };
@@ -253,8 +253,8 @@ __global__ void __launch_bounds__(kBlock) route_backward_kernel(Backward<T> a) {
   auto* const counts = reinterpret_cast<int32_t*>(memory) + a.routing.experts;
   const Routing& r = a.routing;
   const auto parts = static_cast<unsigned>((a.own + kBlock - 1) / kBlock);  // of a sequence
-  const int64_t first = int64_t{blockIdx.x / parts} * a.own;
-  const int32_t* const counted = a.counted != nullptr ? a.counted : r.chosen + first * r.k;
+  const int64_t sequence = blockIdx.x / parts, first = sequence * a.own;
+  const int32_t* const counted = a.counted + sequence * a.seq * r.k;
   for (int e = static_cast<int>(threadIdx.x); e < r.experts; e += kBlock) counts[e] = 0;
   __syncthreads();
   for (int64_t i = threadIdx.x; i < a.seq * r.k; i += kBlock) {
@@ -361,7 +361,8 @@ void route_experts(Queue& queue, const RouteExperts& args) {
 
 void route_experts_backward(Queue& queue, const RouteExpertsBackward& args) {
   const Routing routing(args.routes);
-  const int64_t own = args.sequence_experts ? routing.tokens : args.seq;
+  const Tensor& counted = args.sequence_experts ? args.sequence_experts : args.routes.experts;
+  const int64_t sequences = counted.rows() / args.seq, own = routing.tokens / sequences;
   with_type(args.dlogits.dtype, [&](auto type) {
     using T = decltype(type);
     const Backward<T> backward = {
@@ -372,12 +373,12 @@ void route_experts_backward(Queue& queue, const RouteExpertsBackward& args) {
         args.losses.as<float>(),
         args.seq,
         own,
-        args.sequence_experts.as<const int32_t>(),
+        counted.as<const int32_t>(),
         args.aux_scale,
         args.z_scale,
         static_cast<float>(routing.k * args.seq) / static_cast<float>(routing.experts),
         args.scores};
-    const int64_t blocks = routing.tokens / own * divide_up(own, kBlock);
+    const int64_t blocks = sequences * divide_up(own, kBlock);
     launch(route_backward_kernel<T>, dim3(static_cast<unsigned>(blocks)), dim3(kBlock),
            static_cast<size_t>(routing.experts) * 2 * sizeof(float), queue.stream(), backward);
   });

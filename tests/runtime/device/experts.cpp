@@ -368,6 +368,60 @@ TEST_CASE("biases of experts follow the tokens that they got, and stay where no 
   });
 }
 
+TEST_CASE("route_experts_backward of shares of sequences is that of whole ones") {
+  for_each_device([](Device& device) {
+    std::mt19937 random(9);
+    const int64_t sequences = 3, seq = 280, parts = 2, share = seq / parts;
+    const ExpertsShape shape = {sequences * seq, 5, 2, seq};
+    const ExpertsShape of_share = {sequences * share, 5, 2, seq};
+    Routed whole(shape);
+    Held dweights(DType::f32, {shape.n, shape.k}), losses(DType::f32, {2, shape.n});
+    Held dlogits(DType::f32, {shape.n, shape.experts});
+    whole.logits.randomize(random);
+    dweights.randomize(random);
+    whole.route(device);
+    const auto backward = [&](Routed& r, const Held& weights, Held& gradient, Held& made,
+                              Tensor experts) {
+      device.route_experts_backward({.logits = r.logits.view,
+                                     .routes = r.routes(),
+                                     .dweights = weights.view,
+                                     .dlogits = gradient.view,
+                                     .seq = seq,
+                                     .sequence_experts = experts,
+                                     .aux_scale = 0.5f,
+                                     .z_scale = 0.25f,
+                                     .losses = made.view});
+    };
+    backward(whole, dweights, dlogits, losses, {});
+    for (int64_t part = 0; part < parts; ++part) {
+      Routed r(of_share);
+      Held own_dweights(DType::f32, {of_share.n, shape.k}), own_losses(DType::f32, {2, of_share.n});
+      Held own_dlogits(DType::f32, {of_share.n, shape.experts});
+      const auto row_of = [&](int64_t t) { return t / share * seq + part * share + t % share; };
+      for (int64_t t = 0; t < of_share.n; ++t) {
+        for (int64_t e = 0; e < shape.experts; ++e) {
+          r.logits.set(t * shape.experts + e, whole.logits[row_of(t) * shape.experts + e]);
+        }
+        for (int64_t j = 0; j < shape.k; ++j) {
+          own_dweights.set(t * shape.k + j, dweights[row_of(t) * shape.k + j]);
+        }
+      }
+      r.route(device);
+      backward(r, own_dweights, own_dlogits, own_losses, whole.experts.view);
+      int64_t wrong = 0;
+      for (int64_t t = 0; t < of_share.n; ++t) {
+        for (int64_t e = 0; e < shape.experts; ++e) {
+          wrong += own_dlogits[t * shape.experts + e] != dlogits[row_of(t) * shape.experts + e];
+        }
+        for (const int64_t i : {0, 1}) {
+          wrong += own_losses[i * of_share.n + t] != losses[i * shape.n + row_of(t)];
+        }
+      }
+      CHECK(wrong == 0);
+    }
+  });
+}
+
 TEST_CASE("experts: results do not depend on threads") {
   const ExpertsShape shape = {700, 9, 3, 100};
   const auto bytes = [&](int threads) {

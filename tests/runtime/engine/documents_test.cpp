@@ -140,7 +140,11 @@ TEST_CASE("packed documents train the same in every layout") {
     }
     TrainSpec larger = spec;
     larger.train.micro_batch = 4;
-    check_close(train(larger, {}, *samples), one);
+    for (const Layout layout : {Layout{}, Layout{.cp = 2}, Layout{.tp = 2, .cp = 2}}) {
+      CAPTURE(layout.tp);
+      CAPTURE(layout.cp);
+      check_close(train(larger, layout, *samples), one);
+    }
   }
 }
 

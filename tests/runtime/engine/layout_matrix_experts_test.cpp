@@ -77,6 +77,11 @@ TEST_CASE("layout matrix: a mixture of experts does the same") {
   // Memory for whatever the tokens choose.
   spec.parallel.ep_room = 1e6;
   check_rows(spec, rows, !kSanitized, [](const Row&) { return kFp32; });
+  // Several sequences at a time, each with a balance of its own.
+  TrainSpec several = spec;
+  several.train.micro_batch = 4;
+  check_rows(several, {{{.cp = 2}, false, {{"pp 2", {.pp = 2, .cp = 2}}}, true}}, true,
+             [](const Row&) { return kFp32; });
   // For the even share alone: most micro-batches go through the experts in turns.
   TrainSpec narrow = spec;
   narrow.parallel.ep_room = 1;

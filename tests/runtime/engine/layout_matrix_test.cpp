@@ -83,6 +83,20 @@ TEST_CASE("layout matrix: TP and SP and DP stay near one rank and keep their bit
   }
 }
 
+TEST_CASE("layout matrix: several sequences at a time, divided over ranks (CP)") {
+  const std::vector<Row> rows = {
+      {{.cp = 2}, false, {{"pp 2", {.pp = 2, .cp = 2}}, {"full recompute", {.cp = 2}, full}}, true},
+      {{.tp = 2, .cp = 2}, true, {{"selective recompute", {.tp = 2, .cp = 2}, selective}}},
+      {{.dp = 2, .cp = 4}, false, {}},
+  };
+  for (const Model model : kModels) {
+    CAPTURE(static_cast<int>(model));
+    TrainSpec spec = spec_of(model);
+    spec.train.micro_batch = 4;
+    check_rows(spec, rows, runs_all(model), [](const Row&) { return kFp32; });
+  }
+}
+
 TEST_CASE("layout matrix: sequences divided over ranks (CP) stay near whole ones") {
   // Of four KV heads; of two, cp 4 and tp 2 x cp 2 copy them.
   const std::vector<Row> rows = {

@@ -68,7 +68,7 @@ TEST_CASE("what a GPU has beside the arena is said of Hopper and of all others")
   CHECK(room.offset + room.bytes == stage.memory.total_bytes);
 }
 
-TEST_CASE("with sequences divided over ranks a micro-batch is one of them") {
+TEST_CASE("sequences divided over ranks") {
   ResolvedSpec resolved = base_spec();
   resolved.spec.model.heads = 4;
   resolved.spec.parallel.cp = 2;
@@ -76,15 +76,15 @@ TEST_CASE("with sequences divided over ranks a micro-batch is one of them") {
   const Plan plan = make_plan(resolved, {.vocab = 65}, 6, diagnostics);
   REQUIRE_FALSE(diagnostics.has_errors());
   CHECK(plan.grid.sizes()[Axis::dp] == 3);
-  CHECK(plan.micro_batch == 1);
-  CHECK(plan.batch.at(0).micro_batches == 4);
+  CHECK(plan.micro_batch == 4);
+  CHECK(plan.batch.at(0).micro_batches == 1);
   CHECK(plan.share() == 8);
   // All six have parts of the optimizer's state.
   CHECK(plan.stages[0].layout.buckets[0].shards == 6);
   CHECK(plan.grid.group(0, Grid::kData) == std::vector<int>{0, 1, 2, 3, 4, 5});
   CHECK(plan.grid.holders(plan.grid.coord(3)).rank == 3);
-  // Half of q, k and v and of attention's result, there and back: 8 tokens of f32 in two layers and
-  // four micro-batches.
+  // Half of q, k and v and of attention's result, there and back: 8 tokens of f32 of four
+  // sequences in two layers.
   CHECK(plan.stages[0].traffic[Link::context].all_to_all == 2 * 4 * 2 * (8 * (3 + 1) * 48 * 4) / 2);
   CHECK(to_json(plan).at("grid").at("cp_groups") == nlohmann::json({{0, 1}, {2, 3}, {4, 5}}));
 }

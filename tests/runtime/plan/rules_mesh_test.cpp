@@ -212,14 +212,6 @@ TEST_CASE("rules of the ranks") {
        },
        2, "mesh.cp", "parallel.cp", "train.seq_len 15 cannot be divided over parallel.cp 2",
        "use cp 1 or 3"},
-      {"one sequence at a time with CP",
-       [](TrainSpec& s) {
-         s.train.micro_batch = 4;
-         s.parallel.cp = 2;
-       },
-       2, "mesh.cp", "train.micro_batch",
-       "train.micro_batch 4, and with parallel.cp 2 a rank has its share of one sequence at a time",
-       "use train.micro_batch=1 (a step has as many as its batch asks for), or parallel.cp=1"},
       {"shards in copies need ZeRO",
        [](TrainSpec& s) {
          s.parallel.zero = 0;
