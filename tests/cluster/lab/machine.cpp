@@ -165,6 +165,11 @@ class Init {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     sshd_ = -1;
+    // What it forked for a connection has its port until it runs sshd anew: the next one could not
+    // have it, and the old one would be taken for it.
+    for (int waited_ms = 0; waited_ms < 2000 && sshd_answers(); ++waited_ms) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
 
   MachineJob job_;
