@@ -1,8 +1,12 @@
 // mtl launch train.yaml: a run of mtl's own trainer, here or on many machines.
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <memory>
+#include <optional>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -86,6 +90,38 @@ int dry_run(const PreparedRun& run, bool json) {
       resolved_text(run.checked));
   return 0;
 }
+
+// logs/launcher.log of a run: what its console shows, in plain lines, for whoever comes later or
+// from elsewhere (mtl logs). Without what ranks print, which their own logs have.
+class LaunchLog {
+ public:
+  explicit LaunchLog(const std::filesystem::path& run) : run_(run) {}
+
+  void record(const std::string& json_line) {
+    if (open()) view_->record(json_line);
+  }
+  void text(const std::string& line) {
+    if (open()) view_->text(line);
+  }
+
+ private:
+  // With the first line: an elastic job has no directory before.
+  bool open() {
+    if (!view_ && !run_.empty()) {
+      file_.reset(std::fopen((run_ / "logs" / "launcher.log").c_str(), "ae"));
+      if (file_) view_.emplace(ViewOptions{.out = file_.get()});
+    }
+    return view_.has_value();
+  }
+
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+
+  const std::filesystem::path& run_;
+  std::unique_ptr<std::FILE, Close> file_;
+  std::optional<ProgressView> view_;
+};
 
 // The length of a run, as it was given.
 struct Length {
@@ -235,6 +271,13 @@ void conclude(JobOutcome outcome, const std::filesystem::path& dir, bool fresh) 
   if (outcome.exit_code == static_cast<int>(Exit::requeue) && !has_failed(outcome)) {
     Diagnostics ignored;
     const bool saved = dir.empty() || !newest_checkpoint(dir / kCheckpoints, ignored).empty();
+    if (saved && !dir.empty() && !std::filesystem::exists(dir / "resolved.yaml")) {
+      say(stderr, fmt::format("stopped with a complete checkpoint in {0}, whose other files were "
+                              "moved or removed meanwhile: move its checkpoints to these, or begin "
+                              "a run with init.from={0}; the same command begins anew\n",
+                              dir.string()));
+      return;
+    }
     say(stderr, saved ? fmt::format("stopped with a complete checkpoint{}; the same command{} goes "
                                     "on from it\n",
                                     dir.empty() ? "" : " in " + dir.string(),
@@ -312,11 +355,16 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
                      .utf8 = terminal.utf8,
                      .columns = 0});
   job.ears.on_output = [&](int, bool, std::string_view line) { view.text(std::string(line)); };
-  job.ears.on_notice = [&](std::string_view line) { view.text(std::string(line)); };
+  LaunchLog log(run.dir());
+  job.ears.on_notice = [&](std::string_view line) {
+    view.text(std::string(line));
+    log.text(std::string(line));
+  };
   bool stepped = false;
   job.ears.on_line = [&](std::string_view line) {
     stepped |= line.find("\"kind\":\"step\"") != std::string_view::npos;
     view.record(std::string(line));
+    log.record(std::string(line));
   };
   JobOutcome outcome = run_job(job);
   // A micro-batch that was left to us is tried by the first step.
@@ -327,6 +375,11 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
     outcome = run_job(job);
   }
   view.close();
+  for (const Diagnostic& line : outcome.report) {
+    std::string text = render(line);
+    text.erase(text.find_last_not_of('\n') + 1);
+    log.text(text);
+  }
   conclude(outcome, run.dir(), options.run.fresh);
   return continue_in_slurm(job.request, outcome, run.dir());
 }

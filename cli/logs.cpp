@@ -1,4 +1,4 @@
-// mtl logs: what the ranks of a run have printed, together or one of them.
+// mtl logs: what a run has shown and its ranks have printed, together or one of them.
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
@@ -40,9 +40,17 @@ struct Shown {
   ConsoleLines lines;
 };
 
+constexpr int kLauncher = -1;  // among the numbers of ranks
+
+// What the console of a run has shown; programs of others have none.
+fs::path launcher_log(const fs::path& dir) {
+  return dir / "launcher.log";
+}
+
 fs::file_time_type last_written(const fs::path& dir) {
-  fs::file_time_type newest = fs::file_time_type::min();
   std::error_code ignored;
+  const fs::file_time_type console = fs::last_write_time(launcher_log(dir), ignored);
+  fs::file_time_type newest = ignored ? fs::file_time_type::min() : console;
   for (const auto& [rank, path] : numbered_logs(dir, "rank")) {
     newest = std::max(newest, fs::last_write_time(path, ignored));
   }
@@ -122,11 +130,16 @@ class LogsView {
   void scan() {
     const bool first = shown_.empty();
     const std::optional<int64_t> wanted = request_.node ? request_.node : request_.rank;
-    for (const auto& [number, path] : numbered_logs(request_.dir, kind())) {
+    std::map<int, fs::path> logs = numbered_logs(request_.dir, kind());
+    std::error_code ignored;
+    if (!single() && fs::exists(launcher_log(request_.dir), ignored)) {
+      logs.emplace(kLauncher, launcher_log(request_.dir));
+    }
+    for (const auto& [number, path] : logs) {
       if ((wanted && *wanted != number) || shown_.contains(number)) continue;
       std::string prefix = fmt::format("{} {}| ", kind(), number);
       if (color_) prefix = fmt::format("\x1b[3{}m{}\x1b[0m", 1 + number % 6, prefix);
-      Shown shown{LogReader(path), single(), ConsoleLines(prefix)};
+      Shown shown{LogReader(path), single() || number == kLauncher, ConsoleLines(prefix)};
       const int64_t lines = request_.lines.value_or(kFollowLines);
       if (first && (request_.lines || request_.follow)) shown.reader.skip_to_last(lines);
       shown_.emplace(number, std::move(shown));
@@ -227,10 +240,10 @@ int command_logs(const Arguments& args) {
   LogsRequest request;
   std::vector<std::string> runs;
   CommandLine line({"logs [options] [RUN]"},
-                   "Prints what the ranks of a run have printed: all of them with their rank in "
-                   "front of each line, or one as it is.");
+                   "Prints what a run has shown on its console and what its ranks have printed: "
+                   "all of them with their rank in front of each line, or one as it is.");
   line.example("mtl logs", "the run that was written to last, under runs/");
-  line.example("mtl logs -f runs/shakespeare", "follow all ranks of it until Ctrl-C");
+  line.example("mtl logs -f runs/shakespeare", "follow it until Ctrl-C: steps, losses, ranks");
   line.example("mtl logs --rank 3 --lines 50 RUN", "the end of one rank");
   line.example("mtl logs -f 1234", "a job of SLURM: while it waits, runs, and until it ends");
   line.rest("RUN", runs,

@@ -21,6 +21,7 @@ namespace mtl {
 namespace {
 
 constexpr timespec kPause{0, 50'000'000};
+constexpr timespec kUntilAnother{0, 2 * std::chrono::nanoseconds(SignalPipe::kOneRequest).count()};
 
 struct StopRequest {
   bool now = false;
@@ -111,9 +112,11 @@ int stop_process(const JobView& job, const StopRequest& request, SignalPipe& sig
                                        : fmt::format("on {}: mtl stop {}", job.host, job.id)});
   }
   const uint64_t started = process_start(job.pid);
-  // The second one means at once.
+  // The second one means at once, if it does not come with the first: a launcher takes those for
+  // one (SignalPipe).
   for (int i = 0; i < (request.now ? 2 : 1); ++i) {
-    if (i > 0) nanosleep(&kPause, nullptr);
+    if (i > 0) nanosleep(&kUntilAnother, nullptr);
+    if (i > 0 && process_start(job.pid) != started) break;
     if (kill(job.pid, SIGTERM) != 0 && errno != ESRCH) {
       throw Error(Exit::environment, Diagnostic{.code = "job.signal",
                                                 .what = fmt::format("{} cannot be signalled: {}",

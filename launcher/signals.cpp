@@ -19,8 +19,6 @@ static_assert(std::atomic<int>::is_always_lock_free);
 
 // On the way from the handler: typed at the terminal, not sent by a process.
 constexpr unsigned char kTyped = 0x80;
-// timeout(1) sends its signal to its child and then to their process group.
-constexpr std::chrono::milliseconds kOneRequest{300};
 
 void note_signal(int signal, siginfo_t* info, void* /*context*/) {
   const int saved = errno;

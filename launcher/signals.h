@@ -14,6 +14,10 @@ namespace mtl {
 
 class SignalPipe {
  public:
+  // Of the same signal, sent again within it: timeout(1) signals its child and then their process
+  // group.
+  static constexpr std::chrono::milliseconds kOneRequest{300};
+
   // `holds_others`: other machines count on this process, so that a Ctrl-Z (SIGTSTP) does not stop
   // it but arrives here too. Throws Error if another one lives in this process.
   explicit SignalPipe(bool holds_others = false);

@@ -43,6 +43,15 @@ TEST_CASE("logs of a run are found by its directory and its name and as the newe
   CHECK(shell.mtl({"logs", "one", "--node", "1"}).out == "agent\n");
 }
 
+TEST_CASE("logs begin with what the console of the run has shown") {
+  const Shell shell;
+  shell.write("out/launcher.log", "step=1\nstep=2\n");
+  shell.write("out/rank-00000.log", "a\n");
+  CHECK(shell.mtl({"logs", "out"}).out == "step=1\nstep=2\nrank 0| a\n");
+  CHECK(shell.mtl({"logs", "out", "--lines", "1"}).out == "step=2\nrank 0| a\n");
+  CHECK(shell.mtl({"logs", "out", "--rank", "0"}).out == "a\n");
+}
+
 TEST_CASE("logs that are not there are named") {
   const Shell shell;
   CHECK(shell.mtl({"logs"}).code == 6);

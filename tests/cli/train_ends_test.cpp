@@ -42,6 +42,37 @@ TEST_CASE("TERM stops with a complete checkpoint and code 75, and the same comma
   CHECK(json::parse(file_text(run_of(shell) / "status.json"))["step"] == step + 3);
 }
 
+TEST_CASE("a run whose folder is moved while it trains does not promise to go on") {
+  Shell shell;
+  write_recipe(shell, 1'000'000);
+  const pid_t pid = shell.start({MTL_PROGRAM, "launch", "train.yaml"});
+  wait_for_text(shell, "step=5 ");
+  fs::rename(run_of(shell), shell.dir() / "moved");
+  kill(pid, SIGTERM);
+  const Outcome stopped = shell.finish(pid);
+  CAPTURE(stopped.err);
+  CHECK(stopped.code == 75);
+  CHECK(has(stopped.err, "the same command begins anew"));
+  CHECK_FALSE(has(stopped.err, "goes on from it"));
+}
+
+TEST_CASE("mtl stop --now does not wait for a rank that does not stop") {
+  Shell shell;
+  write_recipe(shell, 1'000'000);
+  const std::map<std::string, std::string> env = {
+      {"XDG_STATE_HOME", (shell.dir() / "state").string()}};
+  const pid_t pid = shell.start({MTL_PROGRAM, "launch", "--grace", "1000", "train.yaml"}, env);
+  wait_for_text(shell, "step=5 ");
+  const pid_t worker = worker_with(shell, "");
+  REQUIRE(worker > 0);
+  kill(worker, SIGSTOP);
+  const Shell other;
+  const Outcome stop = other.mtl({"stop", "--now", "--no-wait", "p" + std::to_string(pid)}, env);
+  CAPTURE(stop.err);
+  CHECK(stop.code == 0);
+  CHECK(shell.finish(pid).code == 143);
+}
+
 TEST_CASE("TERM within an evaluation leaves it, and the same command does it") {
   Shell shell;
   write_recipe(shell, 7);

@@ -21,6 +21,9 @@ TEST_CASE("a run trains, reports, is complete, and goes on with more steps") {
   CHECK(has(first.err, "Z step=1 loss="));
   CHECK(has(first.err, "Z step=10 loss="));
   const fs::path run = run_of(shell);
+  const Outcome logs = shell.mtl({"logs", run.string()});
+  CHECK(has(logs.out, "Z step=10 loss="));
+  CHECK(has(logs.out, "start    from scratch"));
   const auto lines = metrics_of(run);
   REQUIRE(lines.size() >= 4);
   CHECK(lines[0]["step"] == 1);
