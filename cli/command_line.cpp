@@ -49,6 +49,9 @@ struct CommandLine::Impl {
                 Diagnostic{.code = code, .what = what, .help = hint.empty() ? see_help() : hint});
   }
 
+  // `mtl generate RUN -x`: words behind the first are not names of files alone.
+  bool takes_a_text() const { return rest == nullptr && targets.size() > 1; }
+
   // `flag` as typed, perhaps with =value.
   [[noreturn]] void unknown_option(const std::string& typed) const {
     const std::string flag = typed.substr(0, typed.find('=', 2));
@@ -77,7 +80,10 @@ struct CommandLine::Impl {
                        flag.substr(flag.find_first_not_of('-'))));
     }
     fail("usage.unknown_option", fmt::format("mtl {} has no option '{}'", is.command(), flag),
-         guess ? fmt::format("did you mean {}?", *guess) : "");
+         guess            ? fmt::format("did you mean {}?", *guess)
+         : takes_a_text() ? fmt::format("{}; a {} that begins with a dash stands behind --",
+                                        see_help(), is.positionals.back().name)
+                          : "");
   }
 
   // `name` without its dashes. `negated`: it is "no-" and a flag's name.

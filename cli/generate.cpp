@@ -2,13 +2,17 @@
 #include "runtime/generate.h"
 
 #include <cstdio>
+#include <filesystem>
 
 #include <fmt/format.h>
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
+#include "common/error.h"
 
 namespace mtl {
+
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -50,6 +54,14 @@ int command_generate(const Arguments& args) {
   if (!line.parse(args)) return 0;
   options.run = run;
   sampling.seed = static_cast<uint64_t>(seed);
+  std::error_code ignored;
+  if (!fs::exists(run, ignored) && !fs::exists(fs::path("runs") / run, ignored) &&
+      fs::is_directory(options.prompt, ignored)) {
+    throw Error(Exit::usage,
+                {.code = "usage.order",
+                 .what = fmt::format("'{}' is no run, and '{}' a folder", run, options.prompt),
+                 .help = "RUN stands before PROMPT: mtl generate RUN PROMPT"});
+  }
   if (options.prompt == "-") options.prompt = read_stdin();
   generate(
       options,

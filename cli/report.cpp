@@ -39,7 +39,14 @@ int command_report(const Arguments& args) {
                               .help = "say where it is written: mtl report -o FILE RUN RUN..."});
   }
   std::vector<std::filesystem::path> dirs;
-  for (const std::string& name : names) dirs.push_back(find_run(name));
+  for (const std::string& name : names) {
+    dirs.push_back(find_run(name));
+    if (!std::filesystem::exists(dirs.back() / "manifest.json")) continue;
+    throw Error(Exit::data,
+                {.code = "run.missing",
+                 .what = fmt::format("'{}' is a checkpoint, and a report is of a run", name),
+                 .help = "give the run that has it, or see: mtl ckpt show " + name});
+  }
   const std::vector<RunRecord> runs = read_runs(dirs);
   if (json) {
     fmt::print("{}\n",

@@ -24,27 +24,65 @@ std::vector<fs::path> runs_of(const fs::path& name_dir) {
   return runs;
 }
 
+namespace {
+
+// What to give in place of a path that is no run: what it holds, or lies beside it.
+std::string near_run(const std::string& text) {
+  const fs::path path =
+      fs::path(text).has_filename() ? fs::path(text) : fs::path(text).parent_path();
+  std::error_code ignored;
+  if (fs::exists(path / "config.json", ignored)) {
+    return fmt::format("make a run of a Hugging Face folder first: mtl ckpt import {} -o RUN",
+                       text);
+  }
+  if (path.extension() == ".yaml" || path.extension() == ".yml") {
+    return "give the run that it has trained, by its run.name: runs/NAME";
+  }
+  if (path.filename() == kCheckpoints) {
+    return fmt::format("give one of the checkpoints in it, or {}", path.parent_path().string());
+  }
+  if (const fs::path folder = path.parent_path();
+      folder.filename() == kCheckpoints && fs::exists(folder, ignored)) {
+    return "see which there are: mtl ckpt ls " + folder.parent_path().string();
+  }
+  // The folder of all runs, or a name with a slip in it.
+  fs::path newest;
+  std::vector<std::string> names;
+  const bool holds = fs::is_directory(path, ignored);
+  for (const auto& name : fs::directory_iterator(holds ? path : fs::path("runs"), ignored)) {
+    const std::vector<fs::path> runs = runs_of(name.path());
+    if (runs.empty()) continue;
+    names.push_back(name.path().filename());
+    if (newest.empty() || runs.front().filename() > newest.filename()) newest = runs.front();
+  }
+  if (holds && !newest.empty()) {
+    return fmt::format("it holds runs: give one, such as {} (the newest)",
+                       newest.parent_path().string());
+  }
+  if (const auto guess = did_you_mean(path.filename(), names); guess && !holds) {
+    return fmt::format("did you mean runs/{}?", *guess);
+  }
+  return "give a directory such as runs/NAME or runs/NAME/ID; mtl ps --all names those that there "
+         "are";
+}
+
+}  // namespace
+
 fs::path find_run(const std::string& text) {
   const fs::path path(text);
-  for (const char* mark : {"manifest.json", "resolved.yaml", kCheckpoints}) {
+  for (const char* mark : {"manifest.json", "resolved.yaml"}) {
     if (fs::exists(path / mark)) return path;
   }
-  for (const fs::path& candidate : {path, fs::path("runs") / path}) {
-    const std::vector<fs::path> runs = runs_of(candidate);
-    if (!runs.empty()) return runs.front();
-  }
-  std::string help = "give a directory such as runs/NAME or runs/NAME/ID";
-  if (fs::exists(path / "config.json")) {
-    help =
-        fmt::format("make a run of a Hugging Face folder first: mtl ckpt import {} -o RUN", text);
-  } else if (path.extension() == ".yaml" || path.extension() == ".yml") {
-    help = "give the run that it has trained, by its run.name: runs/NAME";
-  }
+  // An imported model at runs/NAME has the runs of that name beside its checkpoint: what was
+  // trained on counts.
+  if (const std::vector<fs::path> runs = runs_of(path); !runs.empty()) return runs.front();
+  if (fs::exists(path / kCheckpoints)) return path;
+  if (const std::vector<fs::path> runs = runs_of("runs" / path); !runs.empty()) return runs.front();
   throw Error(
       Exit::data,
       {.code = "run.missing",
        .what = fmt::format("'{}' is neither a run, nor the name of one, nor a checkpoint", text),
-       .help = help});
+       .help = near_run(text)});
 }
 
 namespace {
@@ -57,6 +95,9 @@ std::string others_of(const fs::path& run) {
     if (newest_checkpoint(other / kCheckpoints, passed_over).empty()) continue;
     return fmt::format("give {}, which has one, or ", other.string());
   }
+  Diagnostics passed_over;
+  const fs::path own = newest_checkpoint(name_dir / kCheckpoints, passed_over);
+  if (!own.empty()) return fmt::format("give {}, the model that was imported, or ", own.string());
   return "";
 }
 

@@ -9,7 +9,7 @@
 namespace mtl {
 
 // The directory that a person means by RUN: a run directory, run.dir/run.name (its newest run), or
-// a checkpoint directory.
+// a checkpoint directory. Of an imported model with runs beside it, the newest of these.
 std::filesystem::path find_run(const std::string& text);
 // The checkpoint that a person means by RUN or CHECKPOINT: it, or the newest complete one of the
 // run. It is not verified. Throws Error (Exit::data) run.missing, ckpt.missing.

@@ -226,6 +226,10 @@ bool is_foreign_model(const fs::path& path) {
 ForeignModel open_foreign_model(const fs::path& path) {
   if (fs::exists(path / "config.json")) return open_hf_folder(path);
   if (is_foreign_model(path)) return open_megatron_folder(path);
+  if (fs::exists(path / "manifest.json") || fs::exists(path / "resolved.yaml")) {
+    fail_data("import.missing", path.string() + " is mtl's own already",
+              "use it as it is: mtl generate, mtl ckpt, init.from of a train.yaml");
+  }
   fail_data(
       "import.missing",
       path.string() + (fs::exists(path) ? " holds no model that mtl can read" : " is not there"),

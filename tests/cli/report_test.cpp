@@ -27,6 +27,45 @@ TEST_CASE("report writes a page into the run's folder and prints its path") {
   CHECK_FALSE(fs::exists(shell.dir() / "runs/b/20260101-000000-bbbb/report.html"));
 }
 
+TEST_CASE("what is no run is told what to give in its place") {
+  const Shell shell;
+  shell.write("runs/shakespeare/20260101-000000-aaaa/resolved.yaml", "");
+  shell.write("runs/shakespeare/20260101-000000-aaaa/checkpoints/step-00000005/COMMITTED", "");
+  shell.write("runs/other/20250101-000000-aaaa/resolved.yaml", "");
+  shell.write("step/manifest.json", "{}");
+  const std::string run = "runs/shakespeare/20260101-000000-aaaa";
+  const auto refusal = [&](const std::string& name) {
+    const Outcome outcome = shell.mtl({"report", name});
+    CHECK(outcome.code == 6);
+    return outcome.err;
+  };
+  CHECK(has(refusal("runs"), "it holds runs: give one, such as runs/shakespeare (the newest)"));
+  CHECK(has(refusal("shakespear"), "did you mean runs/shakespeare?"));
+  CHECK(has(refusal("runs/shakespear"), "did you mean runs/shakespeare?"));
+  for (const std::string end : {"", "/"}) {
+    CHECK(has(refusal(run + "/checkpoints" + end), "one of the checkpoints in it, or " + run));
+  }
+  CHECK(has(refusal(run + "/checkpoints/step-00000001"), "mtl ckpt ls " + run));
+  CHECK(has(refusal("nowhere"), "mtl ps --all"));
+  CHECK(has(refusal("step"), "'step' is a checkpoint, and a report is of a run"));
+  const Outcome turned = shell.mtl({"generate", "ROMEO:", "runs/shakespeare"});
+  CHECK(turned.code == 2);
+  CHECK(has(turned.err, "RUN stands before PROMPT"));
+  CHECK(has(shell.mtl({"generate", "runs/shakespeare", "-x"}).err,
+            "a PROMPT that begins with a dash stands behind --"));
+  CHECK(has(shell.mtl({"ckpt", "import", run, "-o", "new"}).err, "is mtl's own already"));
+}
+
+TEST_CASE("an imported model at runs/NAME does not hide the runs that have trained it on") {
+  const Shell shell;
+  shell.write("runs/llama/checkpoints/step-00000000/COMMITTED", "");
+  CHECK(shell.mtl({"report", "runs/llama"}).out == "runs/llama/report.html\n");
+  shell.write("runs/llama/20260101-000000-aaaa/resolved.yaml", "");
+  const std::string trained = "runs/llama/20260101-000000-aaaa/report.html\n";
+  CHECK(shell.mtl({"report", "runs/llama"}).out == trained);
+  CHECK(shell.mtl({"report", "llama"}).out == trained);
+}
+
 TEST_CASE("report wants a run, and a file where there are several") {
   const Shell shell;
   CHECK(shell.mtl({"report"}).code == 2);
