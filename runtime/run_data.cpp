@@ -17,6 +17,8 @@
 #include "runtime/data/text_input.h"
 #include "runtime/data/token_files.h"
 #include "runtime/data/tokenizer/json_fields.h"
+#include "runtime/metrics/format.h"
+#include "runtime/rank_memory.h"
 
 namespace mtl {
 
@@ -31,7 +33,8 @@ std::optional<double> number_of(const std::string& word) {
   return value && *value > 0 ? value : std::nullopt;
 }
 
-// "path", "p1 p2" or "w1 p1 w2 p2". A file whose name has spaces is one path.
+// "path", "p1 p2" or "w1 p1 w2 p2". A file or corpus whose name has spaces is one
+// path.
 Sources sources_of(const std::string& text, const Sources& list) {
   if (!list.empty()) return list;
   if (text.empty()) return {};
@@ -39,7 +42,8 @@ Sources sources_of(const std::string& text, const Sources& list) {
   std::vector<std::string> words;
   for (std::string word; in >> word;) words.push_back(word);
   std::error_code ignored;
-  if (words.size() < 2 || fs::exists(text, ignored)) return {{text, 0}};
+  const bool one = fs::exists(text, ignored) || is_indexed_dataset(text);  // with spaces in it
+  if (words.size() < 2 || one) return {{text, 0}};
   Sources plain, weighted;
   for (size_t i = 0; i < words.size(); ++i) {
     plain.push_back({words[i], 0});
@@ -226,12 +230,14 @@ class Loader {
       source.set = set;
       source.format = format_of(wanted.path);
       if (source.format == "text") {
-        if (!check_text(source.path) || !add_text(source, split, alone)) return;
+        if (!check_text(source.path) || !fits(source.path) || !add_text(source, split, alone))
+          return;
       } else if (source.format == "megatron") {
         add_megatron(source, split);
       } else {
         add_tokens(source, split);
       }
+      if (source.train && source.format != "text") look_into(*source.train);
       if (whole) source.valid = std::exchange(source.train, nullptr);
       if (source.train && source.train->tokens() <= spec_.train.seq_len) {
         fail("data.too_short",
@@ -252,6 +258,19 @@ class Loader {
     }
   }
 
+  // Reading throws at ids beyond the vocabulary: a wrong one mostly shows in a few places, and not
+  // only after hours.
+  static void look_into(const Documents& documents) {
+    constexpr int64_t kPlaces = 16, kTokens = 4096;
+    std::vector<int32_t> ids;
+    for (int64_t i = 0; i < kPlaces; ++i) {
+      const int64_t document = documents.count() * i / kPlaces;
+      const int64_t length = documents.length(document);
+      ids.resize(static_cast<size_t>(std::min(length, kTokens)));
+      documents.read(document, (length - std::ssize(ids)) * i / (kPlaces - 1), ids);
+    }
+  }
+
   // Any bytes can be trained on, and of what is no text nobody wants that.
   bool check_text(const std::string& path) {
     if (spec_.data.format == "text") return true;
@@ -260,6 +279,23 @@ class Loader {
     fail("data.not_text", fmt::format("'{}' {}, and would be trained on as it stands", path, why),
          fmt::format("give a UTF-8 text, or make a corpus of JSON Lines and packed texts: mtl data "
                      "tokenize -o corpus {}; data.format=text takes the bytes as they are",
+                     path));
+    return false;
+  }
+
+  // The kernel would end a rank without a word.
+  bool fits(const std::string& path) {
+    std::error_code error;
+    const auto bytes = static_cast<int64_t>(fs::file_size(path, error));
+    const int64_t memory = machine_memory_bytes();
+    if (error || bytes <= memory / 3) return true;
+    fail("data.too_large",
+         fmt::format("'{}' has {}, and each rank holds a text and its tokens in memory, of which "
+                     "this machine has {}",
+                     path, human_bytes(static_cast<double>(bytes)),
+                     human_bytes(static_cast<double>(memory))),
+         fmt::format("make a corpus of it, which is read piece by piece: mtl data tokenize "
+                     "--tokenizer ... -o corpus {}",
                      path));
     return false;
   }

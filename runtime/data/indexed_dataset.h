@@ -88,7 +88,7 @@ class IndexedDatasetWriter {
   // that is dropped. Throws Error (Exit::data) data.resume if its files are not there, or shorter.
   IndexedDatasetWriter(const std::filesystem::path& prefix, TokenType type,
                        const Position& position);
-  ~IndexedDatasetWriter();  // what was not finished is removed, unless keep_parts()
+  ~IndexedDatasetWriter();  // what was not finished is removed, unless keep_parts(true)
   IndexedDatasetWriter(const IndexedDatasetWriter&) = delete;
   IndexedDatasetWriter& operator=(const IndexedDatasetWriter&) = delete;
 
@@ -105,8 +105,8 @@ class IndexedDatasetWriter {
   Position position() const;
   // Everything so far is on the disk afterwards.
   Position sync();
-  // Leaves the temporary files behind if this writer does not finish.
-  void keep_parts();
+  // Whether the temporary files stay behind if this writer does not finish; they do not.
+  void keep_parts(bool keep);
   void finish();
 
   // After a crash inside finish(): gives the files their names if that was all that was missing.

@@ -246,8 +246,8 @@ IndexedDatasetWriter::Position IndexedDatasetWriter::sync() {
   return state_->at;
 }
 
-void IndexedDatasetWriter::keep_parts() {
-  state_->keep = true;
+void IndexedDatasetWriter::keep_parts(bool keep) {
+  state_->keep = keep;
 }
 
 void IndexedDatasetWriter::finish() {

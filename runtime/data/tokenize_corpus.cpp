@@ -101,7 +101,7 @@ class Run {
         writers_.push_back(std::make_unique<IndexedDatasetWriter>(prefixes_[k], type_));
         // Only now, with the lock, is it sure that nobody else works on it.
         if (k == 0) remove_journal();
-        if (journaled_) writers_.back()->keep_parts();
+        if (journaled_) writers_.back()->keep_parts(true);
       }
     }
   }
@@ -184,7 +184,10 @@ class Run {
               "repair the line, or pass over such lines and count them: "
               "--skip_bad"};
       if (!options_.skip_bad) {
-        if (journaled_) {
+        if (journaled_ && journal_.text_bytes == 0) {
+          // Nothing is worth keeping, and a journal would stand in the way of the right command.
+          for (const auto& writer : writers_) writer->keep_parts(false);
+        } else if (journaled_) {
           checkpoint();
           diagnostic.notes.push_back(
               "what was done is kept: with --skip_bad the same command goes on from here");

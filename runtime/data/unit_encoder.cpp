@@ -122,8 +122,9 @@ void UnitEncoder::json_line(const char* line, size_t size, EncodedUnit& out) {
   for (size_t k = 0; k < options_.json_keys.size(); ++k) {
     const std::string& key = options_.json_keys[k];
     if (!json_->found[k]) {
-      throw Refused{fmt::format("there is no '{}' among its keys: {}", key,
-                                known.empty() ? "it has none" : known)};
+      throw Refused{fmt::format("there is no '{}' among its keys: {}{}", key,
+                                known.empty() ? "it has none" : known,
+                                known.empty() ? "" : "; --json_keys names the one with the text")};
     }
     const simdjson::dom::element value = json_->values[k];
     if (value.is_string()) {

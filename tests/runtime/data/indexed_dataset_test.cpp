@@ -293,7 +293,7 @@ TEST_CASE("indexed dataset: a writer goes on where another one was at its last s
   IndexedDatasetWriter::Position position;
   {
     IndexedDatasetWriter writer(dir / "x", TokenType::u16);
-    writer.keep_parts();
+    writer.keep_parts(true);
     write_all(writer, first);
     position = writer.sync();
     CHECK(position.tokens == 5);

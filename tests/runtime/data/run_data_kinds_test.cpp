@@ -137,6 +137,28 @@ TEST_CASE("run data: a corpus of another tokenizer is refused, of another file o
   CHECK(why_not(resolved).empty());
 }
 
+TEST_CASE("run data: a text that no memory holds is refused before it is read") {
+  const test::TempDir dir;
+  const std::string path = (dir.path() / "large.txt").string();
+  std::ofstream(path) << std::string(1 << 17, 'x');
+  std::filesystem::resize_file(path, uintmax_t{1} << 42);  // of holes
+  CHECK(why_not(trains_on(path)).starts_with("data.too_large: '" + path + "' has 4.00 TiB"));
+}
+
+TEST_CASE("run data: a corpus may have spaces in its path") {
+  const test::TempDir dir;
+  std::filesystem::create_directory(dir.path() / "my data");
+  const std::filesystem::path prefix = dir.path() / "my data" / "a corpus";
+  IndexedDatasetWriter writer(prefix, TokenType::u16);
+  const std::vector<int32_t> ids(100, 7);
+  writer.add_sequence(ids);
+  writer.end_document();
+  writer.finish();
+  ResolvedSpec resolved = trains_on(prefix.string());
+  resolved.spec.data.vocab = 100;
+  CHECK(why_not(resolved).empty());
+}
+
 TEST_CASE("run data: a corpus without tokens is empty, whatever is split") {
   const test::TempDir dir;
   IndexedDatasetWriter writer(dir.path() / "none", TokenType::u16);

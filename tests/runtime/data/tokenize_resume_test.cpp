@@ -64,6 +64,18 @@ TEST_CASE("tokenize: interrupted anywhere it goes on and gives the same bytes") 
   }
 }
 
+TEST_CASE("tokenize: a command that is wrong from its first line on leaves nothing in the way") {
+  CorpusCase c;
+  c.options.inputs = {c.dir.file("in.jsonl", "{\"body\": \"one\"}\n")};
+  CHECK(has(c.refused("data.line").what, "--json_keys"));
+  for (const auto& entry : fs::directory_iterator(c.dir.path())) {
+    CAPTURE(entry.path());
+    CHECK(entry.path().extension() != ".part");
+  }
+  c.options.json_keys = {"body"};
+  CHECK(c.made() == Lines{"one"});
+}
+
 TEST_CASE("tokenize: it goes on only with the same inputs and tokenizer and settings") {
   CorpusCase c;
   const std::string input =
