@@ -43,6 +43,16 @@ class ConfigReader {
                         .help = "make one: mtl config"});
       return false;
     }
+    if (const YamlValue* model = root.find("model"); model != nullptr &&
+                                                     model->kind == YamlValue::Kind::map &&
+                                                     root.find("distributed_type") == nullptr) {
+      diagnostics_.add(
+          {.code = "config.train_yaml",
+           .what = "this says what to train, and not where to run",
+           .place = model->place,
+           .help = fmt::format("check it with: mtl launch --dry-run {}", config_.path)});
+      return false;
+    }
     const YamlValue* environment = root.find("compute_environment");
     if (environment == nullptr || environment->text != "AMAZON_SAGEMAKER") return true;
     config_.compute_environment = environment->text;
@@ -200,6 +210,15 @@ class ConfigReader {
     if (!megatron) ignore(entry.key, entry);
   }
 
+  // Python ends with a ValueError at any other, after all ranks have started.
+  void read_dynamo_backend(const YamlValue& value) {
+    YamlValue word = value;
+    word.text = lower(word.text);
+    std::string known;
+    values_.choice("dynamo_backend", with_no(word, "no"), known, dynamo_backends());
+    if (!known.empty()) config_.plugins["dynamo_backend"] = known == "no" ? known : value.text;
+  }
+
   // Of a section that programs read: as its flag has it.
   void read_setting(const std::string& setting, const YamlValue::Entry& entry) {
     const YamlValue& value = entry.value;
@@ -213,6 +232,8 @@ class ConfigReader {
     if (setting == "fp8_override_linear_precision" && !linear_precision(text)) {
       values_.bad(value, fmt::format("{} cannot be '{}'", entry.key, text),
                   "it is three truth values: [false, false, true]");
+    } else if (setting == "dynamo_backend" && value.kind == YamlValue::Kind::scalar) {
+      read_dynamo_backend(value);
     } else if (value.kind == YamlValue::Kind::map || !scalars || (list && !is_word_list(setting))) {
       values_.bad(value, entry.key + " is a single value, not a list or a section",
                   setting == "fsdp_ignored_modules" ? "several are a regular expression: a|b" : "");
@@ -284,8 +305,9 @@ class ConfigReader {
       config_.num_processes = 1;
     }
     if (const YamlValue* dynamo = root.find("dynamo_backend");
-        dynamo != nullptr && dynamo->kind == YamlValue::Kind::scalar) {
-      config_.plugins.emplace("dynamo_backend", dynamo->text);
+        dynamo != nullptr && dynamo->kind == YamlValue::Kind::scalar && !is_null(*dynamo) &&
+        !config_.plugins.contains("dynamo_backend")) {
+      read_dynamo_backend(*dynamo);
     }
   }
 

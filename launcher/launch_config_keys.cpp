@@ -149,6 +149,27 @@ std::optional<std::array<bool, 3>> linear_precision(const std::string& text) {
   return truths;
 }
 
+const std::vector<std::string>& dynamo_backends() {
+  static const std::vector<std::string> backends = {"no",
+                                                    "eager",
+                                                    "aot_eager",
+                                                    "inductor",
+                                                    "aot_ts_nvfuser",
+                                                    "nvprims_nvfuser",
+                                                    "cudagraphs",
+                                                    "ofi",
+                                                    "fx2trt",
+                                                    "onnxrt",
+                                                    "tensorrt",
+                                                    "aot_torchxla_trace_once",
+                                                    "torchxla_trace_once",
+                                                    "ipex",
+                                                    "tvm",
+                                                    "hpu_backend",
+                                                    "neuron"};
+  return backends;
+}
+
 const std::vector<std::string>& launch_keys() {
   static const std::vector<std::string> keys = {"compute_environment",
                                                 "distributed_type",

@@ -40,6 +40,8 @@ bool is_word_list(const std::string& setting);
 // What fp8_override_linear_precision says of fprop, dgrad and wgrad: "true,false,true", also as
 // Python prints it; nothing if that is not three truth values.
 std::optional<std::array<bool, 3>> linear_precision(const std::string& text);
+// What dynamo_backend may be, in lower case: that of accelerate 1.15, and what it once had.
+const std::vector<std::string>& dynamo_backends();
 
 // Top-level scalars and lists: those that LaunchConfig has a member for, and the others.
 const std::vector<std::string>& launch_keys();

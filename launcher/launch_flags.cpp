@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "common/text.h"
 #include "launcher/launch_config_keys.h"
@@ -156,6 +157,9 @@ std::optional<std::string> flag_value_wanted(const LaunchFlag& flag, const std::
       return words;
     }
     case FlagKind::text:
+      if (flag.name == "dynamo_backend" && !among(dynamo_backends(), lower(text))) {
+        return fmt::format("one of {}", fmt::join(dynamo_backends(), ", "));
+      }
       if (flag.name != "fp8_override_linear_precision" || linear_precision(text)) {
         return std::nullopt;
       }

@@ -41,7 +41,10 @@ Found look_at(const std::string& path) {
   if (stat(path.c_str(), &info) != 0) {
     help = "this user may not enter a folder on the way to it; which one says: namei -l " + path;
   } else if (S_ISDIR(info.st_mode)) {
-    help = fmt::format("{} is a directory; name the program in it", path);
+    const std::string settings = path + "/train.yaml";
+    help = access(settings.c_str(), F_OK) == 0
+               ? fmt::format("a run goes on by the command that began it; its file is {}", settings)
+               : fmt::format("{} is a directory; name the program or the train.yaml in it", path);
   } else if (path.ends_with(".py")) {
     help = fmt::format("run it with its interpreter: python3 {}", path);
   }

@@ -200,6 +200,13 @@ TEST_CASE("old and awkward spellings") {
   CHECK(good("distributed_type: NO\nfp16: true\nmixed_precision: bf16\n").mixed_precision ==
         "bf16");
   CHECK(ignores(good("distributed_type: NO\ndynamo_backend: INDUCTOR\n"), "dynamo_backend"));
+  CHECK(good("distributed_type: MULTI_GPU\ndynamo_backend: INDUCTOR\n")
+            .plugins.at("dynamo_backend") == "INDUCTOR");
+  // Its ranks would all end with a ValueError.
+  for (const char* file : {"dynamo_backend: Inductr\n", "dynamo_config: {backend: Inductr}\n"}) {
+    CHECK(bad(std::string("distributed_type: MULTI_GPU\n") + file).help ==
+          "did you mean 'inductor'?");
+  }
   CHECK(good("{\"distributed_type\": \"NO\", \"use_cpu\": true, \"num_processes\": 1}").use_cpu);
   CHECK(good("distributed_type: NO\ndynamo_config: {backend: INDUCTOR}\n"
              "fp8_config: {fp8_margin: 0}\nfsdp_config: {version: 2}\n")
@@ -276,6 +283,12 @@ TEST_CASE("values that make no sense are errors") {
   CHECK(bad("- a\n- b\n").code == "config.empty");
   CHECK(bad("compute_environment: AMAZON_SAGEMAKER\nec2_instance_type: X\n").code ==
         "config.sagemaker");
+}
+
+TEST_CASE("a train.yaml in place of a configuration is one error") {
+  const Diagnostic wrong = bad("run: {name: a}\nmodel:\n  layers: 2\ntrain: {steps: 2}\n");
+  CHECK(wrong.code == "config.train_yaml");
+  CHECK(wrong.help.starts_with("check it with: mtl launch --dry-run "));
 }
 
 TEST_CASE("all errors come at once") {

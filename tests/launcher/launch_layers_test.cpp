@@ -88,6 +88,7 @@ std::vector<std::string> samples(const LaunchFlag& flag, const std::string& toke
       {"mixed_precision", {"fp16", "fp16", "bf16"}},
       {"rdzv_backend", {"static", "static", "tcp"}},
       {"zero_stage", {"1", "2", "3"}},
+      {"dynamo_backend", {"eager", "EAGER", "inductor"}},
       {"fp8_override_linear_precision",
        {"true,false,false", "false,true,false", "false,false,true"}},
       {"fsdp_reshard_after_forward", {"true", "FULL_SHARD", "false"}}};
