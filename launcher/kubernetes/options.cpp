@@ -98,6 +98,15 @@ bool is_variable(std::string_view text) {
          std::all_of(text.begin(), text.end(), [](char c) { return is_alnum(c) || c == '_'; });
 }
 
+constexpr size_t kLongestName = 40;
+
+// "-5c20e1" of what does not fit: names that begin alike are other jobs (FNV-1a, folded).
+std::string told_apart(const std::string& text) {
+  uint32_t hash = 2166136261U;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
+  return fmt::format("-{:06x}", (hash >> 24 ^ hash) & 0xffffff);
+}
+
 // "My run_v2" -> "my-run-v2"; begins with a letter, since a Service has this name, too.
 std::string fitting_name(const std::string& text) {
   std::string name;
@@ -108,9 +117,10 @@ std::string fitting_name(const std::string& text) {
     if (!fits && !name.empty() && name.back() != '-') name += '-';
   }
   if (!name.empty() && !is_lower(name.front())) name.insert(0, "mtl-");
-  name = name.substr(0, 40);
+  const std::string tail = name.size() > kLongestName ? told_apart(text) : "";
+  name.resize(std::min(name.size(), kLongestName - tail.size()));
   while (!name.empty() && name.back() == '-') name.pop_back();
-  return name.empty() ? "mtl" : name;
+  return name.empty() ? "mtl" : name + tail;
 }
 
 class Options {
@@ -124,7 +134,7 @@ class Options {
     out_.name = text("name");
     if (out_.name.empty()) {
       out_.name = fitting_name(default_name);
-    } else if (!is_label(out_.name, 40) || !is_lower(out_.name.front())) {
+    } else if (!is_label(out_.name, kLongestName) || !is_lower(out_.name.front())) {
       wrong("name", out_.name, "at most 40 lower-case letters, digits and dashes, a letter first");
     }
     out_.name_space = checked(

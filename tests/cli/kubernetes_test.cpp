@@ -1,5 +1,8 @@
 // mtl launch --via kubernetes as a person uses it. What is rendered is checked in tests/launcher
 // and tests/clients, and run in tests/cluster.
+#include <set>
+#include <string>
+
 #include <yaml-cpp/yaml.h>
 
 #include "cli/tiny_run.h"
@@ -105,6 +108,23 @@ TEST_CASE("what is wrong with a job for Kubernetes is told before anything is wr
   CHECK(shell.mtl(command({"train.yaml", "model.heads=5"})).code == 3);
   CHECK(shell.mtl(command({"--fresh", "train.yaml"})).code == 2);
   CHECK(shell.mtl(command({"--kubernetes_kind", "pod", "train.yaml"})).code == 2);
+}
+
+TEST_CASE("jobs of Kubernetes whose names are cut have other names where the runs have") {
+  const Shell shell;
+  write_recipe(shell, 10);
+  const std::string same = "run.name=llama-3-8b-continued-pretraining-on-our-own-";
+  std::set<std::string> names;
+  for (const char* end : {"lr-1", "lr-2", "batch"}) {
+    const Outcome outcome = shell.mtl(command({"train.yaml", same + end}));
+    REQUIRE(outcome.code == 0);
+    const YAML::Node job = YAML::LoadAll(outcome.out).back();
+    const auto name = job["metadata"]["name"].as<std::string>();
+    CHECK(name.size() <= 40);
+    CHECK(name.starts_with("llama-3-8b-continued-pretraining"));
+    names.insert(name);
+  }
+  CHECK(names.size() == 3);
 }
 
 TEST_CASE("kubectl is given the manifest and its failure is ours") {
