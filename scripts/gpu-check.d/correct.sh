@@ -30,7 +30,7 @@ cuda: dropout's element numbers*,cuda: offsets beyond*,cuda: gelu and its*,cuda:
 cuda device:*,cuda matmul:*,cuda refusals:*,cuda library:*,cuDNN:*,cuDNN's graph:*,results are the same bits*,\
 the thread count*,the description names*,calibration measures*,attention: blocks take*,attention: the order*,\
 attention: which of*,*every number of threads*,*Philox*words*,cuda products:*,alibi_slope:*,FP8 is there*,\
-memory is aligned*,memory that the*,dropout keys*,matmul: operands that the CPU*,\
+memory is aligned*,memory that the*,kernel scratch:*,dropout keys*,matmul: operands that the CPU*,\
 attention: tensor cores of a GPU with little*"
 broken='CRASHED|illegal (memory|address|instruction)|misaligned address|launch failure'
 broken+='|launch timed out|invalid program counter|hardware stack error|device-side assert'

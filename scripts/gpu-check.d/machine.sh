@@ -152,17 +152,13 @@ keep_setting() {  # keep_setting NAME VALUE
 # What a stage that was ended has left: processes in sessions of their own, which would take the next
 # one's GPU, and files.
 end_leftovers() {  # end_leftovers STAGE
-  local environment pid found=yes round
+  local found round
   # Again, for what one of them has started meanwhile.
   for round in 1 2 3 4 5; do
+    found=$(grep -lszxF "MTL_GPU_CHECK_FILES=$stage_files/$1" /proc/[0-9]*/environ | cut -d/ -f3) ||
+      true
     [[ -n $found ]] || break
-    found=
-    for environment in /proc/[0-9]*/environ; do
-      grep -qszxF "MTL_GPU_CHECK_FILES=$stage_files/$1" "$environment" || continue
-      pid=${environment#/proc/}
-      kill -KILL "${pid%/environ}" 2>/dev/null || true
-      found=yes
-    done
+    xargs kill -KILL <<<"$found" 2>/dev/null || true
   done
   rm -rf "${stage_files:?}/$1"
 }
