@@ -20,7 +20,7 @@ namespace arena_test {
 
 namespace {
 
-constexpr int32_t kVocab = 512;
+constexpr int32_t kVocab = 256;
 
 // Large enough that what the layout leaves empty between tensors (up to a chunk of the norm each)
 // does not count; every sequence has every token of the vocabulary.

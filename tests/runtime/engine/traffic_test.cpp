@@ -34,7 +34,8 @@ const OfType kRuns[] = {
 // Four layers, four heads, in the LLaMAs two KV heads (so that tp 4 copies them); 8 sequences a
 // step in micro-batches of one: two for each of four replicas.
 TrainSpec spec_of(Model model) {
-  TrainSpec spec = spec_with({.layers = 4, .global_batch = 8, .micro_batch = 1, .steps = 10});
+  TrainSpec spec =
+      spec_with({.layers = 4, .global_batch = 8, .micro_batch = 1, .seq_len = 8, .steps = 10});
   spec.model.tie_embeddings = model == Model::gpt2_tied || model == Model::llama_tied;
   if (model == Model::mixtral) {
     spec.model.moe = {.experts = 3,
