@@ -13,17 +13,6 @@
 
 namespace mtl::test {
 
-double value_of(uint64_t seed, int rank, int64_t i) {
-  uint64_t x = seed * 0x9e3779b97f4a7c15U + static_cast<uint64_t>(rank) * 0xbf58476d1ce4e5b9U +
-               static_cast<uint64_t>(i % kPeriod) * 0x94d049bb133111ebU;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
-  x ^= x >> 31;
-  // Sign, exponent and mantissa put together by hand: std::ldexp would dominate the tests.
-  const uint64_t exponent = 1023 - 12 + x % 25;
-  return std::bit_cast<double>((x & (uint64_t{1} << 63)) | exponent << 52 | (x << 1 >> 12));
-}
-
 namespace {
 
 // The bf16 nearest to `x`, ties to even, by comparing the two neighbours.
@@ -43,6 +32,52 @@ float from_bf16(uint16_t x) {
 
 int32_t to_i32(double x) {
   return static_cast<int32_t>(x * 65536);
+}
+
+// Any of kPeriod values.
+double made(uint64_t number) {
+  uint64_t x = number * 0x94d049bb133111ebU;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
+  x ^= x >> 31;
+  // Sign, exponent and mantissa put together by hand.
+  const uint64_t exponent = 1023 - 12 + x % 25;
+  return std::bit_cast<double>((x & (uint64_t{1} << 63)) | exponent << 52 | (x << 1 >> 12));
+}
+
+// All of them twice, so that they can be read from any on: making and rounding them for each tensor
+// would be most of the time of these tests.
+template <typename T, typename Round>
+std::vector<T> twice(Round round) {
+  std::vector<T> values;
+  for (int64_t i = 0; i < 2 * kPeriod; ++i) {
+    values.push_back(round(made(static_cast<uint64_t>(i % kPeriod))));
+  }
+  return values;
+}
+struct Values {
+  std::vector<double> f64 = twice<double>([](double x) { return x; });
+  std::vector<float> f32 = twice<float>([](double x) { return static_cast<float>(x); });
+  std::vector<uint16_t> bf16 =
+      twice<uint16_t>([](double x) { return to_bf16(static_cast<float>(x)); });
+  std::vector<_Float16> f16 = twice<_Float16>([](double x) { return static_cast<_Float16>(x); });
+  std::vector<int32_t> i32 = twice<int32_t>(to_i32);
+  std::vector<uint8_t> u8 =
+      twice<uint8_t>([](double x) { return static_cast<uint8_t>(to_i32(x) >> 8); });
+};
+const Values& values() {
+  static const Values all;
+  return all;
+}
+
+// With which of them an operation's values of a rank begin.
+int64_t begin_of(uint64_t seed, int rank) {
+  const uint64_t x = seed * 0x9e3779b97f4a7c15U + static_cast<uint64_t>(rank) * 0xbf58476d1ce4e5b9U;
+  return static_cast<int64_t>((x >> 32) * static_cast<uint64_t>(kPeriod) >> 32);
+}
+template <typename T>
+T pick(const std::vector<T>& all, uint64_t seed, int rank, int64_t i) {
+  return all[static_cast<size_t>(begin_of(seed, rank) + i % kPeriod)];
 }
 
 template <typename T>
@@ -69,36 +104,39 @@ bool same(const Tensor& x, int64_t i, T value) {
 
 }  // namespace
 
+double value_of(uint64_t seed, int rank, int64_t i) {
+  return pick(values().f64, seed, rank, i);
+}
+
 void fill(const Tensor& x, uint64_t seed, int rank) {
-  for (int64_t i = 0; i < std::min(x.numel(), kPeriod); ++i) {
-    const double value = value_of(seed, rank, i);
-    switch (x.dtype) {
-      case DType::f32:
-        x.as<float>()[i] = static_cast<float>(value);
-        break;
-      case DType::f64:
-        x.as<double>()[i] = value;
-        break;
-      case DType::i32:
-        x.as<int32_t>()[i] = to_i32(value);
-        break;
-      case DType::bf16:
-        x.as<uint16_t>()[i] = to_bf16(static_cast<float>(value));
-        break;
-      case DType::f16:
-        x.as<_Float16>()[i] = static_cast<_Float16>(value);
-        break;
-      case DType::u8:
-      case DType::f8_e4m3:
-      case DType::f8_e5m2:
-        x.as<uint8_t>()[i] = static_cast<uint8_t>(to_i32(value) >> 8);
-        break;
-      case DType::u16:
-        x.as<uint16_t>()[i] = static_cast<uint16_t>(to_i32(value) >> 8);
-        break;
-    }
+  const auto begin_with = [&](const auto& all) {
+    std::copy_n(all.begin() + begin_of(seed, rank), std::min(x.numel(), kPeriod),
+                static_cast<std::decay_t<decltype(all[0])>*>(x.data));
+  };
+  switch (x.dtype) {
+    case DType::f32:
+      begin_with(values().f32);
+      break;
+    case DType::f64:
+      begin_with(values().f64);
+      break;
+    case DType::i32:
+      begin_with(values().i32);
+      break;
+    case DType::bf16:
+      begin_with(values().bf16);
+      break;
+    case DType::f16:
+      begin_with(values().f16);
+      break;
+    case DType::u8:
+    case DType::f8_e4m3:
+    case DType::f8_e5m2:
+      begin_with(values().u8);
+      break;
+    case DType::u16:
+      throw std::logic_error("nobody has sent u16 yet");
   }
-  // Making them would be most of the time of these tests.
   const auto period = static_cast<size_t>(kPeriod * bytes_of(x.dtype));
   const auto bytes = static_cast<size_t>(x.bytes());
   char* const data = x.as<char>();
@@ -108,23 +146,27 @@ void fill(const Tensor& x, uint64_t seed, int rank) {
 }
 
 bool is_reduced(const Tensor& x, int64_t i, uint64_t seed, std::span<const int> ranks, Reduce op) {
-  const auto value = [&](int rank) { return value_of(seed, rank, i); };
+  const auto value = [&](const auto& all) {
+    return [&all, seed, i](int rank) { return pick(all, seed, rank, i); };
+  };
   switch (x.dtype) {
     case DType::f32:
-      return same(x, i,
-                  reduced<float>(ranks, op, [&](int r) { return static_cast<float>(value(r)); }));
+      return same(x, i, reduced<float>(ranks, op, value(values().f32)));
     case DType::f64:
-      return same(x, i, reduced<double>(ranks, op, value));
+      return same(x, i, reduced<double>(ranks, op, value(values().f64)));
     case DType::i32:
-      return same(x, i, reduced<int32_t>(ranks, op, [&](int r) { return to_i32(value(r)); }));
-    case DType::bf16:
-      return same(x, i, to_bf16(reduced<float>(ranks, op, [&](int r) {
-                    return from_bf16(to_bf16(static_cast<float>(value(r))));
-                  })));
-    case DType::f16:
+      return same(x, i, reduced<int32_t>(ranks, op, value(values().i32)));
+    case DType::bf16: {
+      const auto of = value(values().bf16);
+      return same(x, i,
+                  to_bf16(reduced<float>(ranks, op, [&](int r) { return from_bf16(of(r)); })));
+    }
+    case DType::f16: {
+      const auto of = value(values().f16);
       return same(x, i, static_cast<_Float16>(reduced<float>(ranks, op, [&](int r) {
-                    return static_cast<float>(static_cast<_Float16>(value(r)));
+                    return static_cast<float>(of(r));
                   })));
+    }
     case DType::u8:
     case DType::u16:
     case DType::f8_e4m3:
@@ -139,20 +181,20 @@ bool is_of(const Tensor& x, int64_t i, uint64_t seed, int rank) {
 }
 
 bool is_of(const Tensor& x, int64_t i, uint64_t seed, int rank, int64_t source) {
-  const double value = value_of(seed, rank, source);
+  const auto is = [&](const auto& all) { return same(x, i, pick(all, seed, rank, source)); };
   switch (x.dtype) {
     case DType::f32:
-      return same(x, i, static_cast<float>(value));
+      return is(values().f32);
     case DType::f64:
-      return same(x, i, value);
+      return is(values().f64);
     case DType::i32:
-      return same(x, i, to_i32(value));
+      return is(values().i32);
     case DType::bf16:
-      return same(x, i, to_bf16(static_cast<float>(value)));
+      return is(values().bf16);
     case DType::f16:
-      return same(x, i, static_cast<_Float16>(value));
+      return is(values().f16);
     case DType::u8:
-      return same(x, i, static_cast<uint8_t>(to_i32(value) >> 8));
+      return is(values().u8);
     case DType::u16:
     case DType::f8_e4m3:
     case DType::f8_e5m2:

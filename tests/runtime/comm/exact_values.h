@@ -11,7 +11,8 @@ namespace mtl::test {
 
 // Element `i` of what world rank `rank` contributes in operation `seed`: magnitudes from 2^-12 to
 // 2^12, so that rounding differs with the order of the sum. They come again after kPeriod elements,
-// a prime: no block, chunk or part that lands in a wrong place is away by that.
+// a prime: no block, chunk or part that lands in a wrong place is away by that. All ranks and
+// operations have the same kPeriod values in their order, and each begins with another one of them.
 constexpr int64_t kPeriod = 65'537;
 double value_of(uint64_t seed, int rank, int64_t i);
 
