@@ -2,6 +2,7 @@
 #pragma once
 
 #include <csignal>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -45,6 +46,8 @@ inline AgentOptions shells(const std::vector<std::string>& scripts) {
 class Child {
  public:
   explicit Child(const std::function<int()>& body) {
+    // With ThreadSanitizer _exit() writes what is buffered, too: the child's is none.
+    fflush(stdout);
     pid_ = fork();
     if (pid_ == 0) {
       alarm(static_cast<unsigned>(3 * kPatience.count()));

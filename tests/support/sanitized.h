@@ -1,10 +1,11 @@
-// Memory errors show in the first steps, seeds and rounds that take a path: with AddressSanitizer,
-// which takes several times as long, tests that prove numbers run fewer of them.
+// Memory errors and races show in the first steps, seeds and rounds that take a path: with
+// AddressSanitizer or ThreadSanitizer, which take several times as long, tests that prove numbers
+// run fewer of them.
 #pragma once
 
 namespace mtl::test {
 
-#ifdef __SANITIZE_ADDRESS__
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kSanitized = true;
 #else
 inline constexpr bool kSanitized = false;

@@ -26,7 +26,7 @@ constexpr int kWordsPerStep = 4 * kCountersPerStep;  // = 2 vectors
 // first + j is element 4 j + w of {low, high}. Each of the four state words sits in the low half of
 // a 64-bit lane; high halves hold rubbish until the end, which the multiplications do not see.
 MTL_INLINE void philox(uint64_t first, uint64_t key, U& low, U& high) {
-  U64 counter;
+  U64 counter = {};  // as gcc sees it with ThreadSanitizer, the loop may leave some out
   for (int j = 0; j < kCountersPerStep; ++j) counter[j] = first + static_cast<uint64_t>(j);
   U64 x0 = counter, x1 = counter >> 32, x2 = {}, x3 = {};
   uint32_t key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
