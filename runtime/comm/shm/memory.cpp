@@ -4,6 +4,8 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
+#include <map>
+#include <mutex>
 #include <unistd.h>
 #include <utility>
 
@@ -35,6 +37,36 @@ namespace {
                            name.pid, name.fd, reason),
        .help = "ranks that share memory must run on one host, in one container and as one user"});
 }
+
+void* map_file(int fd, size_t bytes) {
+  return ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+}
+
+#if defined(__SANITIZE_THREAD__)
+// ThreadSanitizer knows memory by its address. Ranks that are threads of one process have to see a
+// file at the same one, or it would know neither what orders them nor where they race; so a file is
+// mapped once, for good.
+void* mapping_of(int fd, size_t bytes) {
+  static std::mutex mutex;
+  static std::map<ino_t, void*> mappings;
+  struct stat status = {};
+  if (::fstat(fd, &status) != 0) return MAP_FAILED;
+  const std::scoped_lock lock(mutex);
+  void*& mapping = mappings.try_emplace(status.st_ino, MAP_FAILED).first->second;
+  if (mapping == MAP_FAILED) mapping = map_file(fd, bytes);
+  return mapping;
+}
+
+void unmap(void*, size_t) {}
+#else
+void* mapping_of(int fd, size_t bytes) {
+  return map_file(fd, bytes);
+}
+
+void unmap(void* data, size_t bytes) {
+  ::munmap(data, bytes);
+}
+#endif
 
 }  // namespace
 
@@ -71,7 +103,7 @@ SharedMemory SharedMemory::open(const MemoryName& name) {
 }
 
 void SharedMemory::map() {
-  void* data = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+  void* const data = mapping_of(fd_, bytes_);
   if (data == MAP_FAILED) throw_no_memory("mmap", bytes_);
   data_ = static_cast<char*>(data);
   // Used where the system allows huge pages for shared memory; harmless elsewhere.
@@ -92,7 +124,7 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 
 SharedMemory::~SharedMemory() {
   close_file();
-  if (data_ != nullptr) ::munmap(data_, bytes_);
+  if (data_ != nullptr) unmap(data_, bytes_);
 }
 
 MemoryName SharedMemory::name() const {
