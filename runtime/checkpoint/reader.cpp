@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <system_error>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -155,8 +156,8 @@ namespace {
 // More than a disk needs to be busy, and few enough for a machine with many ranks.
 constexpr size_t kThreads = 4;
 
-// Calls work(i) for each i < count, by a few threads, in ascending order as far as that goes. After
-// an exception no more are begun, and that of the smallest i is thrown.
+// Calls work(i) for each i < count, by a few threads, as many as can be started, in ascending order
+// as far as that goes. After an exception no more are begun, and that of the smallest i is thrown.
 void in_parallel(size_t count, const std::function<void(size_t)>& work) {
   const size_t cores = std::max<size_t>(1, std::thread::hardware_concurrency());
   const size_t threads = std::min({kThreads, cores, count});
@@ -178,7 +179,10 @@ void in_parallel(size_t count, const std::function<void(size_t)>& work) {
     }
   };
   std::vector<std::thread> others;
-  for (size_t i = 1; i < threads; ++i) others.emplace_back(run);
+  try {
+    for (size_t i = 1; i < threads; ++i) others.emplace_back(run);
+  } catch (const std::system_error&) {  // this one does what they would have done
+  }
   run();
   for (std::thread& other : others) other.join();
   if (thrown) std::rethrow_exception(thrown);

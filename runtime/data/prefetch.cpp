@@ -1,13 +1,17 @@
 #include "runtime/data/prefetch.h"
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 namespace mtl {
 
 Prefetch::Prefetch(const Samples& samples, int64_t seq_len, int workers, bool documents)
     : samples_(samples), seq_len_(seq_len), documents_(documents) {
-  for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { work(); });
+  try {
+    for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { work(); });
+  } catch (const std::system_error&) {  // fewer do, and none, too: it is only slower
+  }
 }
 
 Prefetch::~Prefetch() {

@@ -17,8 +17,8 @@ namespace mtl {
 class Prefetch : public Samples {
  public:
   using Range = SampleRange;
-  // `samples` outlives it. With 0 workers everything is read when it is asked for. `documents`:
-  // first_key and positions are read too.
+  // `samples` outlives it. With 0 workers, or where no thread can be started, everything is read
+  // when it is asked for. `documents`: first_key and positions are read too.
   Prefetch(const Samples& samples, int64_t seq_len, int workers, bool documents);
   ~Prefetch() override;
   Prefetch(const Prefetch&) = delete;

@@ -14,6 +14,7 @@
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/problem.h"
 #include "runtime/checkpoint/rectangles.h"
+#include "support/no_threads.h"
 #include "support/temp_dir.h"
 
 namespace mtl {
@@ -41,6 +42,20 @@ TEST_CASE("layouts: saved in one random layout, loaded in another, bit-equal") {
       CHECK(correct(rank, model, 7));
     }
   }
+}
+
+TEST_CASE("layouts: where no thread can be started the one there is reads everything") {
+  const auto model = small_model();
+  TempDir dir;
+  std::mt19937_64 random(1);
+  auto writers = random_layout(model, 2, random);
+  save(dir.path() / "checkpoints", 7, model, writers);
+  const NoThreads poor;
+  CheckpointReader reader(checkpoint_path(dir.path() / "checkpoints", 7));
+  reader.verify();
+  RankTensors whole = whole_layout(model);
+  reader.read(whole.tensors);
+  CHECK(correct(whole, model, 7));
 }
 
 TEST_CASE("layouts: tensors larger than every buffer, split by rows and by columns") {

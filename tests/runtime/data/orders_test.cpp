@@ -14,6 +14,7 @@
 #include "runtime/data/documents.h"
 #include "runtime/data/inputs.h"
 #include "runtime/data/prefetch.h"
+#include "support/no_threads.h"
 
 namespace mtl {
 namespace {
@@ -240,6 +241,16 @@ TEST_CASE("prefetch: an error comes out where its range is asked for and nowhere
   CHECK_THROWS_WITH_AS(prefetch.fill(21, 1, {inputs, targets}), doctest::Contains("sample 21"),
                        Error);
   CHECK_THROWS_AS(prefetch.fill(21, 1, {inputs, targets}), Error);
+}
+
+TEST_CASE("prefetch: where no thread can be started everything is read when it is asked for") {
+  const test::NoThreads poor;
+  const Watched source;
+  Prefetch prefetch(source, 1, 2, false);
+  prefetch.announce({{7, 1}});
+  std::vector<int32_t> inputs(1), targets(1);
+  prefetch.fill(7, 1, {inputs, targets});
+  CHECK(inputs[0] == 7);
 }
 
 TEST_CASE("prefetch: stops while much is announced") {
