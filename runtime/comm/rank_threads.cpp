@@ -26,11 +26,12 @@ namespace {
 struct Failure {
   int rank;
   std::exception_ptr error;
+  bool collateral;  // as the thread that throws it judges: ranks do not look at each other's errors
 };
 
-bool is_collateral(const Failure& failure) {
+bool is_collateral(const std::exception_ptr& thrown) {
   try {
-    std::rethrow_exception(failure.error);
+    std::rethrow_exception(thrown);
   } catch (const Error& error) {
     return error.diagnostics().front().code == "comm.peer_lost";
   } catch (...) {
@@ -43,9 +44,10 @@ class Ends {
   explicit Ends(int running) : running_(running) {}
 
   void failed(int rank) {
+    const std::exception_ptr error = std::current_exception();
+    const Failure failure = {rank, error, is_collateral(error)};
     const std::scoped_lock lock(mutex_);
-    const Failure failure = {rank, std::current_exception()};
-    if (!first_ || (is_collateral(*first_) && !is_collateral(failure))) first_ = failure;
+    if (!first_ || (first_->collateral && !failure.collateral)) first_ = failure;
     changed_.notify_all();
   }
   void ended() {
@@ -126,7 +128,7 @@ void run_rank_threads(int size, const std::function<void(CommWorld&)>& body,
     try {
       threads.emplace_back(run_rank, rank);
     } catch (const std::system_error&) {  // the others would wait for it
-      end_process({rank, std::current_exception()});
+      end_process({rank, std::current_exception(), false});
     }
   }
   const bool all_ended = ends.wait(patience);
