@@ -37,7 +37,8 @@ if(MTL_BENCH)
   add_dependencies(mtl_host_products mtl_fake_nvml)
   add_test(NAME "bench: products and steps of a GPU, on the host"
     COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/scripts/gpu_benches ${CMAKE_BINARY_DIR})
-  set_tests_properties("bench: products and steps of a GPU, on the host" PROPERTIES TIMEOUT 600)
+  set_tests_properties("bench: products and steps of a GPU, on the host"
+    PROPERTIES TIMEOUT 600 COST 40)
 endif()
 
 # libmtl_cuda.so's own objects, as gcc and nvcc have made them, over the same: kernels by the machine
@@ -64,7 +65,8 @@ set_target_properties(mtl_ptx_cuda PROPERTIES UNITY_BUILD OFF
 function(ptx_ops name tests without)
   add_test(NAME "ptx: ${name}" COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/scripts/ptx_ops
     ${CMAKE_BINARY_DIR} ${tests} ${without})
-  set_tests_properties("ptx: ${name}" PROPERTIES ENVIRONMENT "${ARGN}" TIMEOUT 600)
+  # They take one core for half a minute: early, so that the other has something to do meanwhile.
+  set_tests_properties("ptx: ${name}" PROPERTIES ENVIRONMENT "${ARGN}" TIMEOUT 600 COST 40)
 endfunction()
 set(long "matmul: results*,matmul: bias*,matmul: every*,fp8: products*,fp8: an op*,*every width*"
   "route_experts*,a residual*,the exponential*,rows of*,cuda: sums*,outputs that go*")
