@@ -33,8 +33,7 @@ std::optional<double> number_of(const std::string& word) {
   return value && *value > 0 ? value : std::nullopt;
 }
 
-// "path", "p1 p2" or "w1 p1 w2 p2". A file or corpus whose name has spaces is one
-// path.
+// "path", "p1 p2" or "w1 p1 w2 p2". A file or corpus with spaces in its name is one path.
 Sources sources_of(const std::string& text, const Sources& list) {
   if (!list.empty()) return list;
   if (text.empty()) return {};
@@ -42,7 +41,7 @@ Sources sources_of(const std::string& text, const Sources& list) {
   std::vector<std::string> words;
   for (std::string word; in >> word;) words.push_back(word);
   std::error_code ignored;
-  const bool one = fs::exists(text, ignored) || is_indexed_dataset(text);  // with spaces in it
+  const bool one = fs::exists(text, ignored) || is_indexed_dataset(text);
   if (words.size() < 2 || one) return {{text, 0}};
   Sources plain, weighted;
   for (size_t i = 0; i < words.size(); ++i) {
