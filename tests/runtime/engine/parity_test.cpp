@@ -28,7 +28,13 @@ struct Trajectory {
   std::vector<StepResult> steps;
 };
 
-Trajectory follow(TrainSpec spec, const Way& way) {
+// Of the reference's steps all, or those that a layout that is wrong cannot take unseen: losses and
+// norms of gradients behind updates too.
+enum class Follow { all, begin };
+constexpr int64_t kBegin = 4;
+
+Trajectory follow(TrainSpec spec, const Way& way, Follow how = Follow::all) {
+  const int64_t steps = how == Follow::all ? spec.train.steps : kBegin;
   spec.train.micro_batch = way.micro_batch;
   spec.parallel.sp = way.sp;
   Trajectory result;
@@ -38,7 +44,7 @@ Trajectory follow(TrainSpec spec, const Way& way) {
     set_reference_weights(rank.trainer);
     rank.trainer.gradients(0, source, sampler);
     collect(rank.trainer, Which::grad, result.gradients);
-    for (int64_t step = 0; step < spec.train.steps; ++step) {
+    for (int64_t step = 0; step < steps; ++step) {
       const StepResult done = rank.trainer.step(step, source, sampler, {});
       if (rank.rank == 0) result.steps.push_back(done);
     }
@@ -49,8 +55,9 @@ Trajectory follow(TrainSpec spec, const Way& way) {
 
 // The bounds leave a factor of 100 and more over the rounding of f32 (`noise` in the files: 2e-7 of
 // a loss, 9e-7 of a gradient norm, 2e-6 of a parameter's gradient).
-void check_fp32(const ReferenceRun& expected, const Trajectory& run) {
-  REQUIRE(run.steps.size() == expected.loss.size());
+void check_fp32(const ReferenceRun& expected, const Trajectory& run, Follow how = Follow::all) {
+  const bool all = how == Follow::all;
+  REQUIRE(run.steps.size() == (all ? expected.loss.size() : kBegin));
   for (size_t i = 0; i < run.steps.size(); ++i) {
     CAPTURE(i);
     // With experts, all that is minimised.
@@ -66,6 +73,7 @@ void check_fp32(const ReferenceRun& expected, const Trajectory& run) {
     CAPTURE(name);
     REQUIRE(run.gradients.contains(name));
     CHECK(norm_of(run.gradients.at(name)) == doctest::Approx(parameter.grad_norm).epsilon(1e-4));
+    if (!all) continue;
     CHECK(norm_of(run.last.at(name)) == doctest::Approx(parameter.final_norm).epsilon(1e-4));
   }
 }
@@ -144,7 +152,7 @@ TEST_CASE("LLaMA follows PyTorch for 50 steps in every layout") {
   }
 }
 
-TEST_CASE("variants of LLaMA follow PyTorch for 10 steps in every layout") {
+TEST_CASE("variants of LLaMA follow PyTorch for 10 steps, and every layout does so for some") {
   for (const std::string model : {"llama_scaled", "llama_qwen2", "llama_window", "llama_alibi",
                                   "llama_stablelm", "llama_neox", "llama_gemma"}) {
     CAPTURE(model);
@@ -156,12 +164,13 @@ TEST_CASE("variants of LLaMA follow PyTorch for 10 steps in every layout") {
                            {"pp 2 virtual 2", {.pp = 2, .virtual_stages = 2}, 3},
                            {"tp 2 pp 2 dp 2", {.tp = 2, .dp = 2, .pp = 2}, 3}}) {
       CAPTURE(way.name);
-      check_fp32(expected, follow(expected.spec, way));
+      const Follow how = way.layout.world() == 1 ? Follow::all : Follow::begin;
+      check_fp32(expected, follow(expected.spec, way, how), how);
     }
   }
 }
 
-TEST_CASE("mixtures of experts follow PyTorch for 10 steps in every layout") {
+TEST_CASE("mixtures of experts follow PyTorch for 10 steps, and every layout does so for some") {
   for (const std::string model :
        {"mixtral_small", "mixtral_aux", "mixture_gated", "mixture_balanced"}) {
     CAPTURE(model);
@@ -181,8 +190,11 @@ TEST_CASE("mixtures of experts follow PyTorch for 10 steps in every layout") {
       CAPTURE(way.name);
       if (expected.spec.model.moe.experts % way.layout.ep != 0) continue;
       if (!all && way.layout.world() > 1 && way.layout.ep == 1) continue;
-      const Trajectory run = follow(expected.spec, way);
-      check_fp32(expected, run);
+      // Biases that keep experts even show another choice by what they are at the end.
+      const Follow how =
+          way.layout.world() == 1 || !expected.expert_bias.empty() ? Follow::all : Follow::begin;
+      const Trajectory run = follow(expected.spec, way, how);
+      check_fp32(expected, run, how);
       for (const auto& [name, biases] : expected.expert_bias) {
         CAPTURE(name);
         const std::vector<float>& ours = run.last.at(name);
