@@ -124,20 +124,17 @@ build_jobs() {
 }
 
 # build_into DIR TARGET CMAKE_ARGUMENT...: configures and builds; what is up to date costs nothing.
-# MTL_UNITY and MTL_FOR_TESTS, ON or OFF, say how to compile (CMakeLists.txt); without them a folder
-# keeps its choice.
+# MTL_UNITY=ON or OFF says how to compile (CMakeLists.txt); without it a folder keeps its choice.
 build_into() {
   local dir=$1 target=$2
   shift 2
   # A folder that somebody configured with another generator keeps it.
   local generator=(-G Ninja)
   [[ ! -e $dir/CMakeCache.txt ]] || generator=()
-  local name said=()
-  for name in MTL_UNITY MTL_FOR_TESTS; do
-    [[ -z ${!name:-} ]] || said+=("-D$name=${!name}")
-  done
+  local unity=()
+  [[ -z ${MTL_UNITY:-} ]] || unity=("-DMTL_UNITY=$MTL_UNITY")
   logged "$dir/logs/configure.log" "if $dir is stale, remove it and run this again" \
-    cmake -S "$root" -B "$dir" "${generator[@]}" "${said[@]}" "$@"
+    cmake -S "$root" -B "$dir" "${generator[@]}" "${unity[@]}" "$@"
   cmake --build "$dir" --target "$target" --parallel "$(build_jobs)" </dev/null ||
     die "the build failed (see above)" "fix the error and run this again; only what changed is built" 1
 }

@@ -59,13 +59,10 @@ list(GET MTL_CUDA_ARCHITECTURES -1 newest)
 list(GET MTL_CUDA_ARCHITECTURES 0 oldest)
 # code_of(OUT ARCH): machine code of one, and the PTX that it is made from where somebody reads it:
 # drivers of the last one, and of all of them the tests, which run PTX where there is no GPU
-# (tests/ptx). It is packed, a tenth of the code. What PTX is good for one architecture is good for
-# all after it: where nobody runs the machine code, making it once is enough.
+# (tests/ptx). It is packed, a tenth of the code.
 function(code_of out arch)
   set(code sm_${arch})
-  if(MTL_FOR_TESTS AND MTL_TESTS AND NOT arch STREQUAL oldest AND NOT arch MATCHES a$)
-    set(code compute_${arch})
-  elseif(MTL_TESTS OR arch STREQUAL newest)
+  if(MTL_TESTS OR arch STREQUAL newest)
     set(code [sm_${arch},compute_${arch}])
   endif()
   set(${out} -gencode arch=compute_${arch},code=${code} PARENT_SCOPE)
