@@ -229,8 +229,8 @@ class Loader {
       source.set = set;
       source.format = format_of(wanted.path);
       if (source.format == "text") {
-        if (!check_text(source.path) || !fits(source.path) || !add_text(source, split, alone))
-          return;
+        if (!check_text(source.path) || !fits(source.path)) return;
+        if (!add_text(source, split, alone)) return;
       } else if (source.format == "megatron") {
         add_megatron(source, split);
       } else {
@@ -261,6 +261,7 @@ class Loader {
   // only after hours.
   static void look_into(const Documents& documents) {
     constexpr int64_t kPlaces = 16, kTokens = 4096;
+    if (documents.count() == 0) return;
     std::vector<int32_t> ids;
     for (int64_t i = 0; i < kPlaces; ++i) {
       const int64_t document = documents.count() * i / kPlaces;
