@@ -86,6 +86,18 @@ TEST_CASE("truth flags of engines take the word that accelerate wants behind the
   CHECK(parsed({"--cpu", "false"}).at("cpu").texts == Words{"true"});
 }
 
+TEST_CASE("a backend that PyTorch has not is refused, in whatever case it is written") {
+  const auto wanted = [](const std::string& word) {
+    for (const LaunchFlag& flag : launch_flags()) {
+      if (flag.name == "dynamo_backend") return flag_value_wanted(flag, word);
+    }
+    return std::optional<std::string>("a flag of that name");
+  };
+  CHECK_FALSE(wanted("inductor"));
+  CHECK_FALSE(wanted("INDUCTOR"));
+  CHECK(wanted("Inductr").value_or("").starts_with("one of no, eager, "));
+}
+
 TEST_CASE("the text of all flags fits and leaves none out") {
   for (int columns : {60, 80, 100}) {
     std::istringstream lines(launch_flags_text(columns));
