@@ -275,8 +275,8 @@ TEST_CASE("watching a job can be left and the job goes on") {
 TEST_CASE("a job at its time limit says so") {
   REQUIRE_MESSAGE(Slurm::missing().empty(), Slurm::missing());
   const Slurm slurm(1);
-  const std::string id = submitted(slurm, {"--time", "60", "--chain", "none", "--", "sh", "-c",
-                                           "trap '' TERM INT; sleep 600 & wait; sleep 600"});
+  const std::string id = submitted(
+      slurm, {"--time", "60", "--chain", "none", "--", "sh", "-c", "trap '' TERM INT; sleep 600"});
   REQUIRE(slurm.reaches(id, {"RUNNING"}));
   Command followed = slurm.start(mtl_words({"logs", "-f", id}));
   // SLURM looks at limits every half minute, and of a limit knows no less than one.
