@@ -126,7 +126,8 @@ build_jobs() {
 # build_into DIR TARGET CMAKE_ARGUMENT...: configures and builds; what is up to date costs nothing.
 # MTL_UNITY=ON or OFF says how to compile (CMakeLists.txt); without it a folder keeps its choice.
 build_into() {
-  local dir=$1 target=$2
+  local dir=$1 targets
+  read -ra targets <<<"$2"
   shift 2
   # A folder that somebody configured with another generator keeps it.
   local generator=(-G Ninja)
@@ -135,7 +136,7 @@ build_into() {
   [[ -z ${MTL_UNITY:-} ]] || unity=("-DMTL_UNITY=$MTL_UNITY")
   logged "$dir/logs/configure.log" "if $dir is stale, remove it and run this again" \
     cmake -S "$root" -B "$dir" "${generator[@]}" "${unity[@]}" "$@"
-  cmake --build "$dir" --target "$target" --parallel "$(build_jobs)" </dev/null ||
+  cmake --build "$dir" --target "${targets[@]}" --parallel "$(build_jobs)" </dev/null ||
     die "the build failed (see above)" "fix the error and run this again; only what changed is built" 1
 }
 
