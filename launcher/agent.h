@@ -49,7 +49,7 @@ struct WorkerEnd {
   std::chrono::system_clock::time_point when;
   std::vector<std::string> last_lines;  // of its stderr, at most 20
   std::filesystem::path log;
-  bool shown = true;  // its output was on the console
+  bool shown = true;               // its output was on the console
   std::vector<std::string> notes;  // what the agent saw around this end (out of memory, ...)
 };
 

@@ -31,7 +31,8 @@ std::string gpu_list(const std::vector<size_t>& group) {
 
 std::string group_list(const Groups& groups) {
   std::vector<std::string> parts;
-  for (const std::vector<size_t>& group : groups) parts.push_back(fmt::format("{{{}}}", gpu_list(group)));
+  for (const std::vector<size_t>& group : groups)
+    parts.push_back(fmt::format("{{{}}}", gpu_list(group)));
   return fmt::format("{}", fmt::join(parts, " "));
 }
 

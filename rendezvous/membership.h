@@ -88,8 +88,8 @@ class Membership {
   bool ready(Time now) const;
   // When ready() may change without an event; nothing if never.
   std::optional<Time> next_change(Time now) const;
-  // Who is missing, for people: "machine_rank 2, 5", "m3, m4", "2 more nodes"; of those that the job
-  // needs not, "up to 2 more nodes".
+  // Who is missing, for people: "machine_rank 2, 5", "m3, m4", "2 more nodes"; of those that the
+  // job needs not, "up to 2 more nodes".
   std::string missing() const;
   // Expected hosts of which it is known that they do not come; "" if there are none.
   std::string known_bad() const;

@@ -63,7 +63,8 @@ TEST_CASE("a spare node takes the place of one that is killed") {
   CHECK(end.code == 0);
   // Its agent may still have told of a worker or a keeper that was killed before it.
   const std::string name = "n" + std::to_string(node);
-  const bool told = has(end.err, "going on without " + name) || has(end.err, name + ": the process");
+  const bool told =
+      has(end.err, "going on without " + name) || has(end.err, name + ": the process");
   CHECK(told);
   // Three nodes again: the layout is that of the beginning.
   const std::string all = end.out + end.err;
