@@ -10,7 +10,6 @@
 #include <memory>
 #include <mutex>
 #include <set>
-#include <system_error>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -18,6 +17,7 @@
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "common/threads.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/elements.h"
 #include "runtime/checkpoint/hash.h"
@@ -178,11 +178,9 @@ void in_parallel(size_t count, const std::function<void(size_t)>& work) {
       }
     }
   };
-  std::vector<std::thread> others;
-  try {
-    for (size_t i = 1; i < threads; ++i) others.emplace_back(run);
-  } catch (const std::system_error&) {  // this one does what they would have done
-  }
+  std::vector<std::thread>
+      others;  // this one does what those that cannot be started would have done
+  if (threads > 1) start_threads(others, threads - 1, run);
   run();
   for (std::thread& other : others) other.join();
   if (thrown) std::rethrow_exception(thrown);

@@ -12,6 +12,8 @@
 #include <thread>
 #include <utility>
 
+#include "common/threads.h"
+
 namespace mtl {
 
 namespace {
@@ -38,6 +40,15 @@ struct EncodePipeline::State {
         files(inputs),
         first_file(begin_file),
         start(begin) {}
+  ~State() {
+    {
+      const std::lock_guard lock(mutex);
+      stop = true;
+    }
+    room.notify_all();
+    available.notify_all();
+    for (std::thread& thread : threads) thread.join();
+  }
 
   // False when nobody wants it any more.
   bool submit(Work work) {
@@ -136,19 +147,15 @@ EncodePipeline::EncodePipeline(const Tokenizer& tokenizer, const EncodeOptions& 
                                int64_t workers, size_t first_file, const UnitCutter::Start& start)
     : state_(std::make_unique<State>(tokenizer, encode, cut, files, first_file, start)) {
   State& state = *state_;
-  state.threads.emplace_back([&state] { state.read_all(); });
-  for (int64_t i = 0; i < workers; ++i) state.threads.emplace_back([&state] { state.work_on(); });
+  // One reads and one encodes at least.
+  if (start_threads(state.threads, 1, [&state] { state.read_all(); }) == 0 ||
+      start_threads(state.threads, static_cast<size_t>(workers), [&state] { state.work_on(); }) ==
+          0) {
+    throw no_thread();
+  }
 }
 
-EncodePipeline::~EncodePipeline() {
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stop = true;
-  }
-  state_->room.notify_all();
-  state_->available.notify_all();
-  for (std::thread& thread : state_->threads) thread.join();
-}
+EncodePipeline::~EncodePipeline() = default;
 
 EncodePipeline::Next EncodePipeline::next(EncodedStep& step) {
   State& state = *state_;

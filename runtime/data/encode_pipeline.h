@@ -21,6 +21,7 @@ struct EncodedStep {
 
 class EncodePipeline {
  public:
+  // With fewer workers where the system starts no more threads; none is an error.
   EncodePipeline(const Tokenizer& tokenizer, const EncodeOptions& encode, const CutOptions& cut,
                  const std::vector<TextInput>& files, int64_t workers, size_t first_file,
                  const UnitCutter::Start& start);

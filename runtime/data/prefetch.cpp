@@ -1,17 +1,16 @@
 #include "runtime/data/prefetch.h"
 
 #include <algorithm>
-#include <system_error>
 #include <utility>
+
+#include "common/threads.h"
 
 namespace mtl {
 
 Prefetch::Prefetch(const Samples& samples, int64_t seq_len, int workers, bool documents)
     : samples_(samples), seq_len_(seq_len), documents_(documents) {
-  try {
-    for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { work(); });
-  } catch (const std::system_error&) {  // fewer do, and none, too: it is only slower
-  }
+  // Fewer do, and none, too: it is only slower.
+  start_threads(workers_, static_cast<size_t>(workers), [this] { work(); });
 }
 
 Prefetch::~Prefetch() {

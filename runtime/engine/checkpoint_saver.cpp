@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <unistd.h>
 #include <utility>
@@ -119,11 +120,15 @@ struct CheckpointSaver::Work {
       done = true;
     };
     if (!in_background) return run();
-    thread = std::thread([run] {
-      // Where cores are scarce, training comes first.
-      ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 10);
+    try {
+      thread = std::thread([run] {
+        // Where cores are scarce, training comes first.
+        ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 10);
+        run();
+      });
+    } catch (const std::system_error&) {  // no thread is left: training waits
       run();
-    });
+    }
   }
   void join() {
     if (thread.joinable()) thread.join();

@@ -1,11 +1,13 @@
 #include "runtime/comm/nccl/nccl_state.h"
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "common/files.h"
+#include "common/threads.h"
 #include "runtime/plan/nccl_channels.h"
 
 namespace mtl::nccl {
@@ -42,21 +44,30 @@ State::State(Store& store, const WorldOptions& options, std::unique_ptr<Streams>
       crash_dir_(std::move(crash_dir)),
       buffered_bytes_(buffered_bytes),
       recorder_(options.rank) {
-  watchdog_ = std::thread([this] { watch(); });
-  listener_ = std::thread([this] { listen(); });
+  try {
+    watchdog_ = std::thread([this] { watch(); });
+    listener_ = std::thread([this] { listen(); });
+  } catch (const std::system_error&) {
+    stop_watching();
+    throw no_thread();
+  }
 }
 
-State::~State() {
+void State::stop_watching() {
   {
     const std::scoped_lock lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
+  if (watchdog_.joinable()) watchdog_.join();
+}
+
+State::~State() {
+  stop_watching();
   try {
     store_.set(key(fmt::format("alarm/{}", rank())), "end");  // wakes the listener
   } catch (const std::exception&) {                           // then it has woken by itself
   }
-  watchdog_.join();
   listener_.join();
   if (failed_) abort_all();  // what was being made when the others were aborted
   // All begin to close before any is waited for: peers may close theirs in another order.

@@ -98,6 +98,7 @@ class State {
   // All at once: an abort waits for the device, on which operations of the others may be waiting.
   void abort(std::vector<CommHandle> handles);
   void abort_all();
+  void stop_watching();
   void look_for_leavers();
   std::string write_dump(const std::string& reason);
 

@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "common/threads.h"
 #include "runtime/data/text_input.h"
 #include "runtime/data/tokenizer/hf_file.h"
 #include "runtime/data/tokenizer/pre_tokenizer.h"
@@ -62,10 +63,12 @@ class Counting {
     std::vector<Counts> counts(static_cast<size_t>(threads));
     std::vector<std::thread> workers;
     for (Counts& mine : counts) {
-      workers.emplace_back([this, &mine] { guarded([&] { work(mine); }); });
+      // Fewer do.
+      if (start_threads(workers, 1, [this, &mine] { guarded([&] { work(mine); }); }) == 0) break;
     }
     limit_ = 2 * counts.size();
     guarded([&] {
+      if (workers.empty()) throw no_thread();
       for (const TextInput& file : files) read(file);
     });
     {

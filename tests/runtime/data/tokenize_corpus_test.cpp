@@ -11,9 +11,11 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "runtime/data/corpus_case.h"
+#include "runtime/data/encode_pipeline.h"
 #include "runtime/data/indexed.h"
 #include "runtime/data/text_input.h"
 #include "runtime/data/text_units.h"
+#include "support/no_threads.h"
 #include "support/text.h"
 
 namespace mtl {
@@ -261,6 +263,22 @@ TEST_CASE("tokenize: plain text by files and by lines") {
   c.options.inputs = {c.dir.file("e.jsonl", "{\n}")};
   c.options.format = "text";
   CHECK(c.made() == Lines{"{|", "}|"});
+}
+
+TEST_CASE("tokenize: where no thread can be started that is said, and later it is done") {
+  CorpusCase c;
+  c.options.inputs = {c.dir.file("a.txt", "one")};
+  {
+    const NoThreads poor;
+    CHECK(code_of([&] { c.made(); }) == "machine.no_thread");
+  }
+  CHECK(c.made() == Lines{"one"});
+  // Who reads is there and nobody who encodes.
+  CHECK(code_of([&] {
+          const BytesWithEod tokenizer;
+          const std::vector<TextInput> files = find_inputs(c.options.inputs, "").files;
+          EncodePipeline(tokenizer, {}, {}, files, 0, 0, {});
+        }) == "machine.no_thread");
 }
 
 TEST_CASE("tokenize: a text larger than a piece is one document all the same") {

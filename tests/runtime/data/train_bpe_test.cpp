@@ -14,6 +14,7 @@
 #include "runtime/data/corpus_case.h"
 #include "runtime/data/load_tokenizer.h"
 #include "support/errors.h"
+#include "support/no_threads.h"
 #include "support/temp_dir.h"
 
 namespace mtl {
@@ -82,6 +83,13 @@ TEST_CASE("train-tokenizer counts the same words from any number of blocks and t
                                            "\n\n")},
                   {});
   CHECK(lines == count_words({dir.file("c.txt", small)}, {}));
+}
+
+TEST_CASE("train-tokenizer: where no thread can be started that is said") {
+  const TempDir dir;
+  const std::string path = dir.file("a.txt", "one two");
+  const test::NoThreads poor;
+  CHECK(test::code_of([&] { count_words({path}, {}); }) == "machine.no_thread");
 }
 
 TEST_CASE("train-tokenizer reads what mtl data tokenize reads") {

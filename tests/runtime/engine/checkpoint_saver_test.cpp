@@ -22,6 +22,7 @@
 #include "runtime/engine/save_times.h"
 #include "runtime/plan/saved_parts.h"
 #include "support/layouts.h"
+#include "support/no_threads.h"
 #include "support/specs.h"
 #include "support/temp_dir.h"
 
@@ -114,6 +115,22 @@ TEST_CASE(
     CHECK(losses[0] == losses[1]);
     CHECK(parts_of(dirs[0]) == parts_of(dirs[1]));
   }
+}
+
+TEST_CASE("where no thread can be started a save is there before the training goes on") {
+  const auto source = markov_tokens(5'000, kVocab);
+  const TrainSpec spec = small_spec();
+  const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 1);
+  const TempDir folder;
+  run_layout(spec, kVocab, {}, [&](RankContext& rank) {
+    CheckpointSaver saver(rank.trainer, rank.plan, rank.world, true, {});
+    rank.trainer.initialise();
+    rank.trainer.step(0, *source, sampler, {});  // has the threads that it computes with
+    const NoThreads poor;
+    saver.begin({.attempt = {folder / "1"}, .state = {{"step", 1}}});
+    CHECK(saver.finish());
+  });
+  CHECK(CheckpointReader(folder / "1").state().at("step") == 1);
 }
 
 TEST_CASE("the copy is as large as the plan says") {
