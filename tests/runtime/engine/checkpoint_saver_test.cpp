@@ -122,15 +122,16 @@ TEST_CASE("where no thread can be started a save is there before the training go
   const TrainSpec spec = small_spec();
   const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 1);
   const TempDir folder;
+  const fs::path dir = checkpoint_path(folder / "checkpoints", 1);
   run_layout(spec, kVocab, {}, [&](RankContext& rank) {
     CheckpointSaver saver(rank.trainer, rank.plan, rank.world, true, {});
     rank.trainer.initialise();
     rank.trainer.step(0, *source, sampler, {});  // has the threads that it computes with
     const NoThreads poor;
-    saver.begin({.attempt = {folder / "1"}, .state = {{"step", 1}}});
+    saver.begin({.attempt = {dir}, .state = {{"step", 1}}});
     CHECK(saver.finish());
   });
-  CHECK(CheckpointReader(folder / "1").state().at("step") == 1);
+  CHECK(CheckpointReader(dir).state().at("step") == 1);
 }
 
 TEST_CASE("the copy is as large as the plan says") {
