@@ -10,8 +10,7 @@
 
 namespace mtl {
 
-// Starts `count` threads of `run` behind those in `threads`, or as many as can be. Returns how
-// many.
+// Adds `count` threads of `run` to `threads`, or as many as can be started. Returns how many.
 size_t start_threads(std::vector<std::thread>& threads, size_t count,
                      const std::function<void()>& run);
 

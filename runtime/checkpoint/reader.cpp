@@ -178,8 +178,8 @@ void in_parallel(size_t count, const std::function<void(size_t)>& work) {
       }
     }
   };
-  std::vector<std::thread>
-      others;  // this one does what those that cannot be started would have done
+  // What those that cannot be started would have done this one does.
+  std::vector<std::thread> others;
   if (threads > 1) start_threads(others, threads - 1, run);
   run();
   for (std::thread& other : others) other.join();
