@@ -322,7 +322,7 @@ void CommandLine::rest(std::string name, std::vector<std::string>& target, std::
 
 bool CommandLine::parse(const Arguments& args) {
   Impl& s = *impl_;
-  std::vector<std::string> marked = args;
+  std::vector<std::string> marked(args.begin(), args.end());
   // There is always a `--`, and an option that waits for its value there has none.
   if (std::find(args.begin(), args.end(), "--") == args.end()) marked.push_back("--");
   CLI::App app;

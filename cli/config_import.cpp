@@ -87,7 +87,7 @@ int config_import(const Arguments& args) {
                                    : read_file(file, size_t{1} << 20);
   const bool is_command = command || looks_like_command(text);
   const std::vector<std::string> words =
-      command ? Arguments(separator + 1, args.end()) : command_of_script(text);
+      command ? std::vector(separator + 1, args.end()) : command_of_script(text);
   if (!train.empty()) {
     if (!is_command || words.empty()) {
       throw Error(Exit::config, {.code = "config.import",

@@ -68,8 +68,7 @@ class Agent {
         stopped_(options.stopped_after),
         stop_(options, {.keeper = [this](const KeeperCommand& it) { keeper_->send(it); },
                         .running = [this] { return running(); },
-                        .notice = [this](std::string line) { output_->notice(std::move(line)); }}) {
-  }
+                        .notice = [this](const std::string& line) { output_->notice(line); }}) {}
 
   AgentResult run() {
     result_.started = std::chrono::system_clock::now();

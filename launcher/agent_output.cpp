@@ -178,7 +178,7 @@ void AgentOutput::start() {
   console_ = std::make_unique<Outlet>(kConsoleQueueBytes, wake_.get(), console_policy_);
 }
 
-void AgentOutput::notice(std::string line) {
+void AgentOutput::notice(const std::string& line) {
   if (options_.on_notice) console_->push(on_notice_, line + "\n");
 }
 

@@ -34,7 +34,7 @@ class AgentOutput {
 
   // After the fork: closes the write ends here, starts the threads.
   void start();
-  void notice(std::string line);
+  void notice(const std::string& line);
 
   // Adds one entry per descriptor to read (and moves `until` nearer when one has to be looked at
   // again without an event); read_ready() takes them from `first` on.

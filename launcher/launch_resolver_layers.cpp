@@ -1,6 +1,7 @@
 // The layers of a launch: what each setting does to the request.
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 
 #include <fmt/format.h>
@@ -25,7 +26,7 @@ double scaled(const std::string& text) {
 }
 
 std::chrono::milliseconds duration(const std::string& text) {
-  return std::chrono::milliseconds(static_cast<int64_t>(scaled(text) * 1000 + 0.5));
+  return std::chrono::milliseconds(std::llround(scaled(text) * 1000));
 }
 
 bool is_megatron(const LaunchFlag& flag) {

@@ -173,7 +173,7 @@ void Loop::turned_away(const std::string& address, uint32_t version) {
   emit(std::move(event));
 }
 
-void Loop::add_closing(std::shared_ptr<Peer> peer) {
+void Loop::add_closing(const std::shared_ptr<Peer>& peer) {
   ++closings_;
   closing_.push_back(peer);
   wake_at(peer->next_change());

@@ -121,7 +121,7 @@ class Loop {
   // One of them speaks another version: its owner hears of it once.
   void turned_away(const std::string& address, uint32_t version);
   // A link that the owner has closed and whose last words are still on their way.
-  void add_closing(std::shared_ptr<Peer> peer);
+  void add_closing(const std::shared_ptr<Peer>& peer);
   void closing_over();
   // A look at the peers' deadlines is due then.
   void wake_at(Nanoseconds when);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <exception>
 #include <system_error>
 #include <tuple>
 
@@ -101,18 +102,18 @@ fs::path written_path(const CheckpointAttempt& attempt) {
 void remove_attempts(const fs::path& checkpoints_dir, int64_t fence) {
   // What was moved into them must not be back in its place, half deleted, after a power loss.
   sync_directory(checkpoints_dir);
-  std::optional<fs::filesystem_error> first;
+  std::exception_ptr first;
   for (const StepDir& dir : step_dirs(checkpoints_dir)) {
     if (!dir.name.deleted && (!dir.name.fence || *dir.name.fence > fence)) continue;
     try {
       if (fs::is_directory(dir.path)) sync_directory(dir.path);
       fs::remove_all(dir.path);
-    } catch (const fs::filesystem_error& error) {
+    } catch (const fs::filesystem_error&) {
       // One that cannot be deleted keeps nobody from deleting the others.
-      if (!first) first = error;
+      if (!first) first = std::current_exception();
     }
   }
-  if (first) throw *first;
+  if (first) std::rethrow_exception(first);
 }
 
 void fence_off_attempts(const fs::path& checkpoints_dir, int64_t fence) {

@@ -34,7 +34,7 @@ int32_t add(int32_t a, int32_t b) {
 // A NaN on any rank stays visible: a plain maximum would hide it or not, depending on the order.
 template <typename T>
 T greater(T a, T b) {
-  return b > a || b != b ? b : a;
+  return b > a || b != b ? b : a;  // NOLINT(misc-redundant-expression): a NaN
 }
 
 // out[i] = a[i] op b[i]; out may be a.

@@ -74,7 +74,7 @@ class Device {
   // `enqueue` has returned. For communication, waiting, copies from or to the host, and ops whose
   // arguments are others each time. It outlives `enqueue`, so it captures by value, and what it
   // refers to is there as long as the key is used.
-  virtual void anew(std::function<void()> what) { what(); }
+  virtual void anew(const std::function<void()>& what) { what(); }
 
   virtual void fill(Tensor x, float value) = 0;
   // f32 <-> bf16 or f16, same numel, no overlap. To nearest even; from 65520 on f16 is infinite.

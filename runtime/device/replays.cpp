@@ -22,10 +22,10 @@ void Replays::run(const std::string& key, const std::function<void()>& enqueue) 
   launch(entry);
 }
 
-void Replays::anew(std::function<void()> what) {
+void Replays::anew(const std::function<void()>& what) {
   if (!recording()) return what();
   end_part();
-  recording_->parts.push_back({.recording = nullptr, .anew = std::move(what)});
+  recording_->parts.push_back({.recording = nullptr, .anew = what});
   recorder_.begin();
 }
 

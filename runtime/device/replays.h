@@ -42,7 +42,7 @@ class Replays {
 
   void run(const std::string& key, const std::function<void()>& enqueue);
   // Calls `what`, now and in this place of every launch; while something is recorded not now.
-  void anew(std::function<void()> what);
+  void anew(const std::function<void()>& what);
   // Drops all recordings: memory that they use is about to go. Not to be called while something is
   // recorded. While something is launched (by what is done anew in it) they stay until that is
   // over, and so must the memory.

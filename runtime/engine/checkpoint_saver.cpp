@@ -106,11 +106,11 @@ struct CheckpointSaver::Work {
   double write_s = 0;   // of the slowest rank
   int64_t bytes = 0;
 
-  void start(bool in_background, const std::function<void()>& what) {
+  void start(bool in_background, std::function<void()> what) {
     done = false;
     failure.reset();
     thrown = nullptr;
-    const auto run = [this, what, start = Clock::now()] {
+    auto run = [this, what = std::move(what), start = Clock::now()] {
       try {
         what();
       } catch (...) {
@@ -282,7 +282,8 @@ void CheckpointSaver::collect() {
   }
   phase_ = Phase::committing;
   if (world_.rank() != 0) return;
-  work_->start(in_background_, [this, chunks = std::move(chunks)] { commit(std::move(chunks)); });
+  work_->start(in_background_,
+               [this, chunks = std::move(chunks)]() mutable { commit(std::move(chunks)); });
 }
 
 void CheckpointSaver::commit(std::vector<ChunkRecord> chunks) {

@@ -135,7 +135,7 @@ struct Reporter::State {
     check(board->settings(now, options.resume_step, given_settings(settings_of(text))), kBoard);
   }
 
-  void event(const std::string& name, Json more = Json::object()) {
+  void event(const std::string& name, const Json& more = Json::object()) {
     Json json;
     json["time"] = time();
     json["event"] = name;
@@ -147,7 +147,7 @@ struct Reporter::State {
             const Json& more = Json::object()) {
     Json json = {{"step", step}, {"code", diagnostic.code}, {"reason", diagnostic.what}};
     json.update(more);
-    event(name, std::move(json));
+    event(name, json);
     if (!shown) return;
     std::string text = fmt::format("[{}] {}", diagnostic.code, diagnostic.what);
     for (const std::string& note : diagnostic.notes) text += "; " + note;

@@ -16,9 +16,9 @@ Chunk::Chunk(const BlockContext& context, const ChunkRange& range)
       const std::string behind = stream_after(context.shape, range, number);
       AttentionBlock attention(context, number, group.parts);
       if (context.shape.is_mixture(number)) {
-        layers_.push_back({std::move(attention), MoeBlock(context, number, group.parts, behind)});
+        layers_.push_back({attention, MoeBlock(context, number, group.parts, behind)});
       } else {
-        layers_.push_back({std::move(attention), MlpBlock(context, number, group.parts, behind)});
+        layers_.push_back({attention, MlpBlock(context, number, group.parts, behind)});
       }
     }
   }

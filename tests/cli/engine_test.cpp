@@ -158,7 +158,7 @@ TEST_CASE("fp16 finds its loss scale and a resumed run keeps it") {
   CHECK(lines[1]["loss_scale"] == 5e11);
   CHECK(lines[0]["skipped"] == 1);
   CHECK(lines[0]["grad_norm"].is_null());
-  const json last = lines[39];
+  const json& last = lines[39];
   const int64_t skipped = last["skipped"];
   CHECK(skipped < 35);
   CHECK(last["loss_scale"].get<double>() == std::ldexp(1e12, -static_cast<int>(skipped)));

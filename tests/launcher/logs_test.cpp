@@ -207,7 +207,7 @@ TEST_CASE("a log that cannot be moved aside grows on") {
 
 TEST_CASE("lines of a console with a prefix") {
   const auto start = ConsoleLines::Clock::now();
-  const auto shows = [&](std::vector<std::string> pieces) {
+  const auto shows = [&](const std::vector<std::string>& pieces) {
     ConsoleLines lines("r| ");
     std::string text;
     for (const std::string& piece : pieces) text += lines.add(piece, start);

@@ -1,7 +1,9 @@
 // What the start on one host comes to, by each way to it.
 #pragma once
 
+#include <cerrno>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include <arpa/inet.h>
@@ -45,7 +47,9 @@ struct SilentServer {
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t size = sizeof address;
-    bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), size);
+    if (bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0) {
+      throw std::system_error(errno, std::generic_category(), "bind");
+    }
     getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &size);
     port = ntohs(address.sin_port);
     if (listening) listen(socket_.get(), 16);

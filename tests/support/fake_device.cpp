@@ -23,7 +23,7 @@ class FakeDevice final : public Device, private Recorder {
   void replay(const std::string& key, const std::function<void()>& enqueue) override {
     replays_.run(key, enqueue);
   }
-  void anew(std::function<void()> what) override { replays_.anew(std::move(what)); }
+  void anew(const std::function<void()>& what) override { replays_.anew(what); }
 
   bool communicates_beside() const override { return true; }
   std::string description() const override { return "fake gpu"; }

@@ -85,7 +85,7 @@ State::~State() {
     }
     (result == kSuccess ? closed : stuck).push_back(comm->handle);
   }
-  abort(std::move(stuck));  // first: memory of the others is freed, which waits for the device
+  abort(stuck);  // first: memory of the others is freed, which waits for the device
   for (const CommHandle handle : closed) api_.comm_destroy(handle);
   for (auto& [stream, flights] : flights_) {
     for (const Flight& flight : flights) {
@@ -330,10 +330,10 @@ void State::abort_all() {
     const std::scoped_lock lock(comm->mutex);
     if (comm->handle != nullptr) handles.push_back(std::exchange(comm->handle, nullptr));
   }
-  abort(std::move(handles));
+  abort(handles);
 }
 
-void State::abort(std::vector<CommHandle> handles) {
+void State::abort(const std::vector<CommHandle>& handles) {
   if (handles.empty()) return;
   // Before, NCCL does it one by one, and may wait for ever.
   constexpr int kTogether = 22200;

@@ -96,7 +96,7 @@ class State {
   Error broken(const Comm& comm, CommHandle handle, Result result) const;
   Error missing_at(const Comm& comm);
   // All at once: an abort waits for the device, on which operations of the others may be waiting.
-  void abort(std::vector<CommHandle> handles);
+  void abort(const std::vector<CommHandle>& handles);
   void abort_all();
   void stop_watching();
   void look_for_leavers();

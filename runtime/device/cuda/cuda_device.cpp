@@ -237,7 +237,7 @@ class CudaDevice final : public OpsDevice, private Recorder {
   }
 
   bool replays() const override { return graphs_; }
-  void anew(std::function<void()> what) override { replays_.anew(std::move(what)); }
+  void anew(const std::function<void()>& what) override { replays_.anew(what); }
   void replay(const std::string& key, const std::function<void()>& enqueue) override {
     const bool trouble = !replays_.trouble().empty();
     replays_.run(key, enqueue);

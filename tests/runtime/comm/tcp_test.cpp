@@ -178,7 +178,7 @@ TEST_CASE("a rank that nobody can reach is named with both hosts") {
                    address.sin_family = AF_INET;
                    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
                    socklen_t length = sizeof(address);
-                   ::bind(closed.get(), reinterpret_cast<sockaddr*>(&address), length);
+                   CHECK(::bind(closed.get(), reinterpret_cast<sockaddr*>(&address), length) == 0);
                    ::getsockname(closed.get(), reinterpret_cast<sockaddr*>(&address), &length);
                    tcp::Card card = {"far-away", 1, "127.0.0.1", ntohs(address.sin_port)};
                    store->set("tcp/at/0", card.encode());

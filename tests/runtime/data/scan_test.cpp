@@ -50,6 +50,7 @@ std::string refusal(const std::function<void()>& call) {
 }
 
 TEST_CASE("scanners cut where the regular expressions do") {
+  using namespace std::string_literals;
   // Characters whose neighbours decide: every class, both cases of the contractions, newlines.
   const std::vector<std::string> alphabet = {
       " ",          " ",      " ",      "\n",     "\r",     "\t",     "\u00a0",     "\u2003",
@@ -57,7 +58,7 @@ TEST_CASE("scanners cut where the regular expressions do") {
       "re",         "RE",     "ve",     "m",      "ll",     "lL",     "d",          "D",
       "a",          "Z",      "é",      "\u017f", "\u4e2d", "\u0301", "1",          "2",
       "\u00b2",     "٣",      "Ⅷ",      "!",      ".",      "_",      "\U0001F600", "\U0001D7CE",
-      "\U00020000", "\u200b", "\u2028", "\0"};
+      "\U00020000", "\u200b", "\u2028", "\0"s};
   std::mt19937_64 random(6);
   for (const std::string_view pattern : {kGpt2Pattern, kLlama3Pattern, kQwen2Pattern}) {
     CAPTURE(pattern);

@@ -165,8 +165,9 @@ TEST_CASE("chars: unknown characters and ids are named") {
 }
 
 TEST_CASE("tokenizer JSON: bytes round trip; anything damaged is refused") {
+  using namespace std::string_literals;
   const auto bytes = tokenizer_from_json(make_byte_tokenizer()->to_json());
-  CHECK(bytes->decode(bytes->encode("\x00\xFF")) == "\x00\xFF");
+  CHECK(bytes->decode(bytes->encode("\x00\xFF"s)) == "\x00\xFF"s);
   const nlohmann::json good = make_char_tokenizer("abc")->to_json();
   CHECK(tokenizer_from_json(good)->vocab_size() == 3);
   const auto refused = [&](const std::string& key, const nlohmann::json& value) {

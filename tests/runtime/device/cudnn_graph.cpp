@@ -30,7 +30,7 @@ struct Node {
   template <class T>
   std::vector<T> all(Attribute attribute) const {
     const std::vector<char>& bytes = values.at(attribute);
-    std::vector<T> list(bytes.size() / sizeof(T));
+    std::vector<T> list(bytes.size() / sizeof(T));  // NOLINT(bugprone-sizeof-expression)
     std::memcpy(list.data(), bytes.data(), bytes.size());
     return list;
   }
@@ -291,7 +291,7 @@ Api make_stand_in() {
     return kSuccess;
   };
   api.execute = [](Handle, Descriptor plan, Descriptor pack) {
-    Execution(*static_cast<Node*>(plan)->graph, *static_cast<Node*>(pack));
+    const Execution executed(*static_cast<Node*>(plan)->graph, *static_cast<Node*>(pack));
     return kSuccess;
   };
   return api;

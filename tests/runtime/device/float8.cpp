@@ -116,7 +116,8 @@ TEST_CASE("fp8: rounding is to nearest even and saturates") {
   std::mt19937 random(3);
   for (const DType type : kFloat8) {
     std::vector<float> values = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 3e38f, -3e38f, 1e-45f};
-    for (uint8_t code = 0; code < (type == DType::f8_e4m3 ? 0x7e : 0x7b); ++code) {
+    const uint8_t largest = type == DType::f8_e4m3 ? 0x7e : 0x7b;
+    for (uint8_t code = 0; code < largest; ++code) {
       const auto low = value_of(type, code), high = value_of(type, code + 1);
       const float middle = low + (high - low) / 2;
       for (const float x : {middle, std::nextafter(middle, 0.0f), std::nextafter(middle, 1e9f)}) {

@@ -56,7 +56,7 @@ void check_biases(const Trajectory& split, const Trajectory& single) {
 }  // namespace
 
 TEST_CASE("layout matrix: blocks for all tokens, gates and biases of experts do the same") {
-  const auto with_modules = [](std::vector<std::string> modules) {
+  const auto with_modules = [](const std::vector<std::string>& modules) {
     return [modules](TrainSpec& s) {
       s.recompute.mode = "selective";
       s.recompute.modules = modules;

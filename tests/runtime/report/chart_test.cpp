@@ -103,7 +103,7 @@ TEST_CASE("a logarithmic chart leaves out what has no logarithm") {
 }
 
 TEST_CASE("peaks leave a chart at its top, where there are enough values to say so") {
-  const auto top = [](std::vector<double> values) {
+  const auto top = [](const std::vector<double>& values) {
     Chart chart{.title = "Step time", .lines = {}, .cut_peaks = true};
     chart.lines.push_back({.name = "x", .points = {}, .means = {}});
     for (const double value : values) {
