@@ -39,8 +39,16 @@ namespace fs = std::filesystem;
       break;
     case EACCES:
     case EPERM:
-    case EROFS:
       diagnostic.help = "check the permissions of the path and of the directories above it";
+      break;
+    case EROFS:
+      diagnostic.help = "that file system can only be read: name another place";
+      break;
+    case EFBIG:
+      diagnostic.help = "files may not be as large here: see ulimit -f";
+      break;
+    case ELOOP:
+      diagnostic.help = "its links lead in a circle: correct or remove them";
       break;
     case ENOSPC:
     case EDQUOT:
@@ -75,14 +83,17 @@ void write_all(const Fd& fd, std::string_view content, const std::string& action
   }
 }
 
-// Removes the temporary file unless it was renamed into place.
-struct TemporaryFile {
-  fs::path path;
-  bool kept = false;
-  ~TemporaryFile() {
-    if (!kept) ::unlink(path.c_str());
+// What `path` names in the end, whether it is there or not: links are followed, as open() does.
+fs::path named_by_links(fs::path path) {
+  constexpr int kMostLinks = 40;  // as Linux has it
+  std::error_code no_link;
+  for (int links = 0; links < kMostLinks; ++links) {
+    const fs::path next = fs::read_symlink(path, no_link);
+    if (no_link) return path;
+    path = path.parent_path() / next;
   }
-};
+  return path;
+}
 
 }  // namespace
 
@@ -133,36 +144,61 @@ std::string first_line(const fs::path& path) {
   return line;
 }
 
-void write_file_atomic(const fs::path& path, std::string_view content, Readers readers) {
+Replacement::Replacement(const fs::path& path) : path_(path), target_(named_by_links(path)) {
   static std::atomic<unsigned> counter{0};
-  std::error_code ignored;
-  fs::path target = path;
-  if (fs::is_symlink(path, ignored)) {
-    target = fs::weakly_canonical(path, ignored);
-    if (target.empty()) target = path;
-  }
-  TemporaryFile temporary{target.parent_path() / fmt::format(".{}.{}-{}.tmp",
-                                                             target.filename().string(), ::getpid(),
-                                                             counter++)};
-  const mode_t allowed = readers == Readers::owner ? 0700 : 07777;
-  Fd file = open_or_fail("file.write", "write", temporary.path, O_WRONLY | O_CREAT | O_EXCL,
-                         0666 & allowed);
   struct stat info {};
-  if (::stat(target.c_str(), &info) == 0) {
+  if (::stat(path.c_str(), &info) == 0) {
     if (S_ISDIR(info.st_mode)) fail("file.write", "write", path, EISDIR);
-    if (::fchmod(file.get(), info.st_mode & allowed) != 0) {
-      fail("file.write", "write", path, errno);
+    if (!S_ISREG(info.st_mode)) {
+      throw Error(Exit::environment,
+                  {.code = "file.write",
+                   .what = fmt::format("cannot write {}: it is no file", path.string()),
+                   .place = Place{path.string()},
+                   .help = "name a file, or a path where there is none"});
     }
+    mode_ = info.st_mode & 07777;
+  } else if (errno == ELOOP) {
+    fail("file.write", "write", path, ELOOP);
   }
-  write_all(file, content, "write", path);
-  if (::fsync(file.get()) != 0) fail("file.write", "write", path, errno);
-  // Network file systems report a full disk as late as here.
-  if (::close(file.release()) != 0) fail("file.write", "write", path, errno);
-  if (::rename(temporary.path.c_str(), target.c_str()) != 0) {
+  written_ = target_.parent_path() /
+             fmt::format(".{}.{}-{}.tmp", target_.filename().string(), ::getpid(), counter++);
+}
+
+Replacement::~Replacement() {
+  if (!written_.empty()) ::unlink(written_.c_str());
+}
+
+void Replacement::finish() {
+  if (::rename(written_.c_str(), target_.c_str()) != 0) fail("file.write", "write", path_, errno);
+  written_.clear();
+  sync_directory(target_.parent_path());
+}
+
+void write_file_atomic(const fs::path& path, std::string_view content, Readers readers) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode)) {
+    // A pipe that nobody reads is an error, and none to wait for.
+    const Fd file = open_or_fail("file.write", "write", path, O_WRONLY | O_NONBLOCK);
+    ::fcntl(file.get(), F_SETFL, O_WRONLY);
+    return write_all(file, content, "write", path);
+  }
+  Replacement replacement(path);
+  const mode_t allowed = readers == Readers::owner ? 0700 : 07777;
+  int fd = -1;
+  do {
+    fd = ::open(replacement.written().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                0666 & allowed);
+  } while (fd < 0 && errno == EINTR);
+  if (fd < 0) fail("file.write", "write", path, errno);
+  Fd file(fd);
+  if (replacement.mode() && ::fchmod(fd, *replacement.mode() & allowed) != 0) {
     fail("file.write", "write", path, errno);
   }
-  temporary.kept = true;
-  sync_directory(target.parent_path());
+  write_all(file, content, "write", path);
+  if (::fsync(fd) != 0) fail("file.write", "write", path, errno);
+  // Network file systems report a full disk as late as here.
+  if (::close(file.release()) != 0) fail("file.write", "write", path, errno);
+  replacement.finish();
 }
 
 void append_line(const fs::path& path, std::string_view line) {

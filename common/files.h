@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -15,9 +16,30 @@ namespace mtl {
 std::string read_file(const std::filesystem::path& path, size_t max_bytes = SIZE_MAX);
 // Without its newline; "" where there is none to read. For the kernel's small files.
 std::string first_line(const std::filesystem::path& path);
-// Writes a temporary file beside `path`, fsyncs it, renames it over `path`, fsyncs the directory.
-// Keeps the permissions of a file that it replaces, and writes through a symbolic link; for
-// `owner`, others can at no moment read it. Code file.write; the old content is then intact.
+// A file that comes into the place of another when it is complete: the old one is intact until
+// then, and if that never comes. A symbolic link stays, and what it names is replaced.
+class Replacement {
+ public:
+  // Code file.write for a directory, a device or a pipe, which are not to be replaced.
+  explicit Replacement(const std::filesystem::path& path);
+  Replacement(const Replacement&) = delete;
+  Replacement& operator=(const Replacement&) = delete;
+  ~Replacement();
+  // Where the content is to be written, beside what it replaces; gone if it is not finished.
+  const std::filesystem::path& written() const { return written_; }
+  // The permissions of what is replaced, if there is something.
+  const std::optional<unsigned>& mode() const { return mode_; }
+  // After the content has been fsynced: renames it, fsyncs the directory. Codes file.*.
+  void finish();
+
+ private:
+  std::filesystem::path path_, target_, written_;
+  std::optional<unsigned> mode_;
+};
+
+// A Replacement with `content` and the permissions of what it replaces; for `owner`, others can at
+// no moment read it. Code file.write; the old content is then intact. Into a device or a pipe it
+// writes.
 enum class Readers { as_before, owner };
 void write_file_atomic(const std::filesystem::path& path, std::string_view content,
                        Readers readers = Readers::as_before);

@@ -1,6 +1,6 @@
 // All weights in files that everybody reads (rewrite.h).
 #include <algorithm>
-#include <system_error>
+#include <optional>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -39,12 +39,10 @@ CheckpointTensor weight(CheckpointReader& reader, const TensorInfo& tensor, DTyp
 
 // Beside `path`, and under its name when it is complete.
 void write_atomic(const fs::path& path, const std::vector<CheckpointTensor>& tensors) {
-  fs::path fresh = path;
-  fresh += ".tmp";
-  write_safetensors(fresh, tensors);
-  std::error_code error;
-  fs::rename(fresh, path, error);
-  if (error) fail_write(path, error.message());
+  std::optional<Replacement> replacement;
+  as_write_error(path, [&] { replacement.emplace(path); });
+  write_safetensors(replacement->written(), tensors);
+  as_write_error(path, [&] { replacement->finish(); });
 }
 
 }  // namespace
@@ -72,7 +70,6 @@ std::vector<fs::path> merge_weights(const fs::path& checkpoint, const fs::path& 
   as_write_error(whole, [&] { make_directories(whole.parent_path()); });
   if (files.size() == 1) {
     write_atomic(whole, files[0]);
-    as_write_error(whole, [&] { sync_directory(whole.parent_path()); });
     return {out};
   }
   std::vector<fs::path> written;

@@ -14,8 +14,8 @@ void fail_write(const std::filesystem::path& path, const std::string& reason) {
       Diagnostic{.code = "ckpt.write",
                  .what = fmt::format("cannot write {}: {}", path.string(), reason),
                  .notes = {"checkpoints that were complete before are intact"},
-                 .help = "free space or repair the file system of the run directory, then "
-                         "run the same command again: it goes on from the newest complete one"});
+                 .help = "free space or repair that file system, then run the same command again; "
+                         "a run goes on from its newest complete checkpoint"});
 }
 
 void fail_write(const std::filesystem::path& path, int error_number, int64_t needed) {

@@ -1,11 +1,11 @@
 #include "runtime/report/report.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "common/files.h"
 #include "runtime/metrics/format.h"
 #include "runtime/metrics/run_files.h"
 #include "runtime/report/page.h"
@@ -24,21 +24,13 @@ std::vector<RunRecord> read_runs(const std::vector<fs::path>& dirs) {
 }
 
 void write_report(const std::vector<RunRecord>& runs, const fs::path& file) {
-  // What a link names is replaced, and not the link; a device or a pipe is never replaced.
-  std::error_code error;
-  const fs::path named = fs::weakly_canonical(file, error);
-  const fs::path& target = error ? file : named;
-  std::string wrong;
-  if (fs::exists(target, error) && !fs::is_regular_file(target, error)) {
-    wrong = "it is no file";
-  } else if (const int failure = replace_file(target, report_page(runs, utc_now()))) {
-    wrong = std::strerror(failure);
+  try {
+    write_file_atomic(file, report_page(runs, utc_now()));
+  } catch (const Error& error) {
+    Diagnostic why = error.diagnostics().front();
+    why.code = "report.write";
+    throw Error(error.exit(), why);
   }
-  if (wrong.empty()) return;
-  throw Error(Exit::environment,
-              {.code = "report.write",
-               .what = fmt::format("cannot write {}: {}", file.string(), wrong),
-               .help = "free space, or write another file: mtl report -o FILE RUN"});
 }
 
 std::string write_report_of(const fs::path& run_dir) {

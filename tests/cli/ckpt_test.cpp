@@ -7,6 +7,7 @@
 #include <random>
 
 #include <sys/mount.h>
+#include <sys/stat.h>
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -185,6 +186,16 @@ TEST_CASE("mtl ckpt: a run's checkpoints listed, shown, compared, rewritten and 
           .mtl({"ckpt", "prune", "--keep_last", "1", "--keep_every", "10", "--keep_best", "0", run})
           .code == 0);
   CHECK(steps_of(shell, run) == std::vector<int64_t>{20, 10});
+
+  // What is there is replaced when all is written, and what is no file is not.
+  shell.write("whole.safetensors.tmp", "precious");
+  CHECK(shell.mtl({"ckpt", "merge", run, "-o", "whole.safetensors"}).code == 0);
+  CHECK(file_text(shell.dir() / "whole.safetensors.tmp") == "precious");
+  REQUIRE(::mkfifo((shell.dir() / "pipe").c_str(), 0600) == 0);
+  const Outcome into_pipe = shell.mtl({"ckpt", "merge", run, "-o", "pipe"});
+  CHECK(into_pipe.code == 4);
+  CHECK(has(into_pipe.err, "it is no file"));
+  CHECK(fs::is_fifo(shell.dir() / "pipe"));
 
   // Every file and every tensor that is damaged is named.
   CHECK(shell.mtl({"ckpt", "verify", run}).code == 0);

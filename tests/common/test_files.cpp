@@ -1,4 +1,5 @@
 // Files: what is promised when all goes well, and what stays intact when it does not.
+#include <fcntl.h>
 #include <functional>
 #include <thread>
 #include <unistd.h>
@@ -38,8 +39,9 @@ size_t entries(const fs::path& directory) {
 }  // namespace
 
 TEST_CASE("a file comes back byte for byte") {
+  using namespace std::string_literals;
   const test::TempDir dir;
-  std::string content = "a\0b\r\n\xff";
+  std::string content = "a\0b\r\n\xff"s;
   content.resize(300'000, 'x');
   write_file_atomic(dir.path() / "f", content);
   CHECK(read_file(dir.path() / "f") == content);
@@ -105,6 +107,49 @@ TEST_CASE("an atomic write keeps permissions and writes through a link") {
   struct stat info {};
   REQUIRE(::stat(file.c_str(), &info) == 0);
   CHECK((info.st_mode & 0777) == 0640);
+}
+
+TEST_CASE("a link is followed to where nothing is yet, and one that leads in a circle is told") {
+  const test::TempDir dir;
+  fs::create_symlink("g", dir.path() / "f");
+  fs::create_symlink("f", dir.path() / "link");
+  write_file_atomic(dir.path() / "link", "new");
+  CHECK(fs::is_symlink(dir.path() / "f"));
+  CHECK(read_file(dir.path() / "g") == "new");
+  fs::create_symlink("b", dir.path() / "a");
+  fs::create_symlink("a", dir.path() / "b");
+  const Diagnostic circle = error_of([&] { write_file_atomic(dir.path() / "a", "new"); });
+  CHECK(circle.code == "file.write");
+  CHECK(circle.help.find("circle") != std::string::npos);
+  CHECK(fs::is_symlink(dir.path() / "a"));
+}
+
+TEST_CASE("a pipe is written to and not replaced") {
+  const test::TempDir dir;
+  const fs::path pipe = dir.path() / "pipe";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK(error_of([&] { write_file_atomic(pipe, "x"); }).code == "file.write");  // nobody reads
+  const Fd reader(::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  REQUIRE(bool(reader));
+  write_file_atomic(pipe, "new");
+  char got[8] = {};
+  CHECK(::read(reader.get(), got, sizeof got) == 3);
+  CHECK(std::string(got) == "new");
+  CHECK(fs::is_fifo(pipe));
+  CHECK(error_of([&] { const Replacement none(pipe); }).what.ends_with("it is no file"));
+  CHECK(fs::is_fifo(pipe));
+}
+
+TEST_CASE("what is not finished replaces nothing and is gone") {
+  const test::TempDir dir;
+  const std::string file = dir.file("f", "old");
+  {
+    const Replacement replacement(file);
+    append_line(replacement.written(), "half");
+    CHECK(entries(dir.path()) == 2);
+  }
+  CHECK(read_file(file) == "old");
+  CHECK(entries(dir.path()) == 1);
 }
 
 TEST_CASE("atomic writers of one file do not disturb each other") {
