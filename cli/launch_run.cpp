@@ -1,6 +1,7 @@
 // mtl launch train.yaml: a run of mtl's own trainer, here or on many machines.
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -22,6 +23,7 @@
 #include "launcher/generation.h"
 #include "launcher/job.h"
 #include "launcher/job_registry.h"
+#include "launcher/signals.h"
 #include "launcher/slurm/chain.h"
 #include "launcher/verdict.h"
 #include "runtime/checkpoint/checkpoint.h"
@@ -44,6 +46,7 @@ JobProgram worker_program(const PreparedRun& run, const std::string& dir) {
   JobProgram program;
   program.argv = {"/proc/self/exe", "worker", dir};
   program.is_ours = true;
+  program.takes_signals = true;
   program.log_dir = dir + "/logs";
   program.needed_files = {dir};
   program.threads = runs_in_threads(run);
@@ -328,6 +331,8 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
   const bool elastic = job.request.mode == LaunchRequest::Mode::member && job.request.elastic;
   const bool leads =
       job.request.mode != LaunchRequest::Mode::member || job.request.machine_rank == 0;
+  // From the run directory on, a request to stop is one, also before somebody takes it.
+  std::optional<SignalsHeld> held(std::in_place);
   if (leads && !elastic) {
     try {
       run.open();
@@ -374,6 +379,9 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
               run.prepared().checked.micro_batch_words);
     outcome = run_job(job);
   }
+  held.reset();
+  // The run is what it is, whether or not somebody still reads what is said of it.
+  std::signal(SIGPIPE, SIG_IGN);
   view.close();
   for (const Diagnostic& line : outcome.report) {
     std::string text = render(line);

@@ -28,6 +28,7 @@ struct WorkerCommand {
   std::filesystem::path error_file;        // TORCHELASTIC_ERROR_FILE: read when it fails
   int ranks = 1;                           // that this one process runs (as threads)
   std::vector<std::string> argv;           // argv[0] is looked up in PATH
+  bool takes_signals = false;              // as of JobProgram
   std::map<std::string, std::string> env;  // added to the agent's own environment
   std::vector<std::string> unset;          // names taken out of it first; "SLURM_STEP_*" = a prefix
   // Descriptor in the worker <- descriptor here (the token, the progress pipe).

@@ -18,6 +18,7 @@ WorkerCommand worker(const JobProgram& program, const LaunchConfig& config,
   command.local_rank = local_rank;
   command.ranks = program.threads ? layout.local_ranks : 1;
   command.argv = program.argv;
+  command.takes_signals = program.takes_signals;
   command.unset = foreign_rank_variables();
   const bool numbered = program.numbered || layout.world > 1;
   command.env = worker_environment(config, layout, local_rank, numbered);

@@ -25,6 +25,9 @@ struct JobProgram {
   std::vector<std::string> needed_files;
   bool is_ours = false;  // `mtl worker`: gets the run's token and rank 0 the progress pipe
   bool threads = false;  // one process with a thread per rank (one node only)
+  // Whether it begins with INT, TERM, USR1 and USR2 blocked and takes them when it can: one that
+  // comes before then waits, where its default would be the end of a program without a handler.
+  bool takes_signals = false;
   // Whether a rank that is alone is told so (RANK, WORLD_SIZE ...): see LaunchRequest::numbered.
   bool numbered = true;
 };

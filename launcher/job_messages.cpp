@@ -120,6 +120,7 @@ json to_json(const JobProgram& program) {
           {"needed_files", texts(program.needed_files)},
           {"ours", program.is_ours},
           {"threads", program.threads},
+          {"takes_signals", program.takes_signals},
           {"numbered", program.numbered}};
 }
 JobProgram program_of(const json& object) {
@@ -132,6 +133,7 @@ JobProgram program_of(const json& object) {
   program.needed_files = bytes_of(object.at("needed_files"));
   program.is_ours = object.at("ours");
   program.threads = object.at("threads");
+  program.takes_signals = object.value("takes_signals", false);
   program.numbered = object.at("numbered");
   return program;
 }

@@ -27,6 +27,7 @@ struct Launch {
   std::vector<std::string> argv;             // as given
   std::vector<std::string> env;              // NAME=value
   std::vector<std::pair<int, int>> inherit;  // descriptor in the worker <- here
+  bool takes_signals = false;                // begins with some blocked (JobProgram)
   int out = -1;                              // write end that becomes its stdout
   int err = -1;                              // ... stderr
   std::vector<unsigned long> cpus;           // bits: what it may run on; empty = as the agent

@@ -92,9 +92,12 @@ void ignore_slurm_warning() {
   }
   if (error == 0) {
     ignore_slurm_warning();
-    sigset_t none;  // the handlers are the keeper's: the system's
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, nullptr);
+    sigset_t blocked;  // the handlers are the keeper's: the system's
+    sigemptyset(&blocked);
+    if (launch.takes_signals) {
+      for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaddset(&blocked, signal);
+    }
+    sigprocmask(SIG_SETMASK, &blocked, nullptr);
     execve(launch.program.c_str(), argv, env);
     error = errno;
   }

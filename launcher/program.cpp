@@ -131,6 +131,7 @@ Launch prepare_launch(const WorkerCommand& command, const std::vector<Launch>& b
                      before.back().path == launch.path;
   launch.program = found ? before.back().program : find_program(command.argv[0], launch.path);
   launch.argv = command.argv;
+  launch.takes_signals = command.takes_signals;
   for (const auto& [name, value] : env) launch.env.push_back(name + "=" + value);
   for (const auto& [there, here] : command.inherit) {
     if (fcntl(here, F_GETFD) < 0) {

@@ -121,6 +121,8 @@ void WorkerStop::on_failure(const WorkerEnd& failed) {
                        at_once ? "killed" : "asked", ranks(others), at_once ? "" : " to stop"));
   }
   if (at_once) return kill();
+  // Nobody is left who would use the time: what they left behind goes (on_all_ended).
+  if (running() == 0) return;
   ask(options_.failure_grace.count() < 0 ? options_.grace : options_.failure_grace);
 }
 

@@ -39,7 +39,7 @@ std::function<void()> last_word;
 
 // Signals wait for a thread of their own: one that arrives within a matmul has been seen to spoil
 // the heap (oneDNN 2.6.3 with AMX in a virtual machine, also in a program of nothing but a matmul
-// and an alarm).
+// and an alarm). mtl launch starts ranks with these blocked, so that none comes too early.
 void receive() {
   sigset_t set;
   sigemptyset(&set);

@@ -152,6 +152,22 @@ TEST_CASE("environment and arguments arrive as given") {
   CHECK(file_text(folder / "rank-00000.log") == "a b||*|0|x=y \n'\"|\n");
 }
 
+TEST_CASE("a request to stop waits for a worker that takes signals, from its first moment on") {
+  const auto blocked = [](bool takes_signals) {
+    const TempDir folder;
+    AgentOptions options = shells({""});
+    options.workers[0].argv = {"grep", "SigBlk", "/proc/self/status"};  // a shell begins with none
+    options.workers[0].takes_signals = takes_signals;
+    options.logs.dir = folder.path();
+    CHECK(run_agent(options).exit_code == 0);
+    return std::stoull(file_text(folder / "rank-00000.log").substr(7), nullptr, 16);
+  };
+  CHECK(blocked(false) == 0);
+  uint64_t wanted = 0;
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) wanted |= 1ULL << (signal - 1);
+  CHECK(blocked(true) == wanted);
+}
+
 TEST_CASE("a worker's PATH finds its program") {
   TempDir folder;
   write(folder / "only-here", "#!/bin/sh\nexit 17\n");

@@ -59,6 +59,7 @@ TEST_CASE("a worker of ours: token, progress of rank 0 only, threads in one proc
   JobProgram program;
   program.argv = {"mtl", "worker", "dir"};
   program.is_ours = true;
+  program.takes_signals = true;
   NodeLayout layout;
   layout.world = layout.local_ranks = 3;
   auto commands = node_commands(program, {}, layout, {}, "");
@@ -66,6 +67,7 @@ TEST_CASE("a worker of ours: token, progress of rank 0 only, threads in one proc
   for (const WorkerCommand& command : commands) {
     CHECK(command.env.at("MTL_TOKEN_FD") == std::to_string(kTokenFd));
     CHECK((command.env.count("MTL_PROGRESS_FD") == 1) == (command.rank == 0));
+    CHECK(command.takes_signals);
   }
   program.threads = true;
   commands = node_commands(program, {}, layout, {}, "");
