@@ -291,16 +291,17 @@ void require_batch(const ResolvedSpec& resolved) {
 }
 
 int advise(const Wanted& wanted, std::optional<int> world) {
-  // What train.yaml asks for, where it can run.
+  // What train.yaml asks for, where it can run; its layout may be impossible.
   std::optional<PreparedRun> asked;
   try {
     asked = prepare_run(wanted.options, wanted.train_yaml, wanted.settings, world);
   } catch (const Error&) {
-    if (!world) throw;
   }
-  const PreparedRun base = asked && !world ? std::move(*asked)
-                                           : prepare_run(wanted.options, wanted.train_yaml,
-                                                         without_layout(wanted.settings), 1);
+  const bool as_asked = asked && !world;
+  const PreparedRun base =
+      as_asked ? std::move(*asked)
+               : prepare_run(wanted.options, wanted.train_yaml, without_layout(wanted.settings),
+                             world ? std::optional(1) : std::nullopt);
   const Plan& plan = base.checked.plan;
   require_batch(base.checked.resolved);
   const int gpus = world ? *world : base.world;
@@ -315,7 +316,7 @@ int advise(const Wanted& wanted, std::optional<int> world) {
   const Tuning tuning =
       tune(work, gpus, cluster, {.only_run_here = wanted.only_run_here, .like = like});
   std::optional<Forecast> given;
-  if (!world) {
+  if (as_asked) {
     given = forecast(work, layout_of_run(base.checked), cluster, software_mtl(), true);
   } else if (asked) {
     given = forecast(work_of_run(asked->checked), layout_of_run(asked->checked), cluster,

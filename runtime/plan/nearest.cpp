@@ -39,7 +39,8 @@ std::vector<int64_t> tensor_degrees(const ModelShape& model) {
   std::erase_if(degrees, [&](int64_t tp) {
     const bool kv_heads =
         model.kv_heads == 0 || model.kv_heads % tp == 0 || tp % model.kv_heads == 0;
-    return !kv_heads || model.ffn % tp != 0 || model.shared_ffn % tp != 0;
+    return !kv_heads || model.ffn % tp != 0 || model.shared_ffn % tp != 0 ||
+           model.dense_layer_ffn % tp != 0;
   });
   return degrees;
 }

@@ -35,6 +35,7 @@ ResolvedSpec with_degrees(const ResolvedSpec& resolved, const Degrees& degrees) 
   parallel.pp = degrees.pp;
   parallel.dp = degrees.dp;
   parallel.virtual_stages = degrees.chunks;
+  if (degrees.chunks == 1) parallel.virtual_group = 0;
   const auto stages = static_cast<size_t>(degrees.pp) * static_cast<size_t>(degrees.chunks);
   if (parallel.stage_layout.size() != stages) parallel.stage_layout.clear();
   return other;
@@ -47,6 +48,7 @@ std::string settings_of(const TrainSpec::Parallel& given, const Degrees& degrees
   if (degrees.chunks != given.virtual_stages) {
     text += fmt::format(" virtual_stages={}", degrees.chunks);
   }
+  if (other.virtual_group != given.virtual_group) text += " virtual_group=auto";
   if (given.cp > 1) text += fmt::format(" cp={}", given.cp);
   if (given.ep > 1) text += fmt::format(" ep={}", given.ep);
   if (other.stage_layout != given.stage_layout) {

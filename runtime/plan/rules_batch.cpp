@@ -158,6 +158,54 @@ void check_batch(const RuleInput& input, Layout& layout, RuleBook& book) {
   }
 }
 
+namespace {
+
+// What to change where the micro-batches of a step do not fill groups of an interleaved schedule.
+std::string cure_of_groups(const RuleInput& input, const Layout& layout, const BatchPhase& phase,
+                           int64_t group) {
+  const TrainSpec::Parallel& parallel = input.spec.parallel;
+  const TrainSpec::Train& train = input.spec.train;
+  const int64_t pp = parallel.pp, m = phase.micro_batches;
+  const int64_t replicas = Grid(layout.sizes).replicas();
+  const auto fit = [&](int64_t count, int64_t of) {
+    return count >= of && (count % of == 0 || count % of >= pp);
+  };
+  std::vector<std::string> cures;
+  if (group > pp && fit(m, pp)) cures.emplace_back("leave parallel.virtual_group out");
+  if (!train.accumulate.empty()) {
+    cures.push_back(m < group
+                        ? fmt::format("use train.accumulate >= {}", group)
+                        : fmt::format("use train.accumulate {}", nearest_multiples(m, group)));
+  } else {
+    // A larger batch would be cut into larger micro-batches where their size is left to us.
+    const int64_t sequences = layout.micro_batch * replicas;
+    if (train.micro_batch > 0 && m < group) {
+      cures.push_back(fmt::format("use a batch of at least {} sequences (now {})",
+                                  group * sequences, phase.global_batch));
+    } else if (train.micro_batch > 0) {
+      cures.push_back(fmt::format(
+          "use {} micro-batches: a batch of {} sequences (now {})", nearest_multiples(m, group),
+          nearest_multiples(m * sequences, group * sequences), phase.global_batch));
+    }
+    const int64_t share = phase.global_batch / replicas;
+    std::vector<int64_t> sizes = divisors(share);
+    std::erase_if(sizes, [&](int64_t size) {
+      return size >= layout.micro_batch || !fit(share / size, group);
+    });
+    if (!sizes.empty()) {
+      cures.push_back(
+          fmt::format("set train.micro_batch={} (now {})", sizes.back(), layout.micro_batch));
+    }
+  }
+  if (m < group || cures.empty()) {
+    cures.push_back(fmt::format("set parallel.virtual_stages=1{}",
+                                parallel.virtual_group > 0 ? " without virtual_group" : ""));
+  }
+  return fmt::format("{}", fmt::join(cures, ", or "));
+}
+
+}  // namespace
+
 void check_schedule(const RuleInput& input, Layout& layout, RuleBook& book) {
   const TrainSpec::Parallel& parallel = input.spec.parallel;
   const int64_t pp = parallel.pp;
@@ -190,8 +238,6 @@ void check_schedule(const RuleInput& input, Layout& layout, RuleBook& book) {
   const std::string name = parallel.virtual_group > 0
                                ? fmt::format("parallel.virtual_group {}", group)
                                : fmt::format("parallel.pp {}", group);
-  const int64_t sequences = layout.micro_batch * Grid(layout.sizes).replicas();
-  const bool accumulate = !input.spec.train.accumulate.empty();
   for (const BatchPhase& phase : layout.batch.phases()) {
     const int64_t m = phase.micro_batches;
     const std::string when =
@@ -203,23 +249,12 @@ void check_schedule(const RuleInput& input, Layout& layout, RuleBook& book) {
             "schedule.group", key, m >= group,
             fmt::format("{}, and each chunk of an interleaved schedule takes {} in turn ({})", step,
                         group, name),
-            accumulate ? fmt::format("use train.accumulate >= {}, or virtual_stages 1", group)
-                       : fmt::format("use a batch of at least {} sequences (now {}){}, or "
-                                     "virtual_stages 1",
-                                     group * sequences, phase.global_batch,
-                                     layout.micro_batch == 1
-                                         ? ""
-                                         : fmt::format(", a smaller train.micro_batch (now {})",
-                                                       layout.micro_batch))) ||
+            cure_of_groups(input, layout, phase, group)) ||
         !book.layout_rule(
             "schedule.group", key, m % group == 0 || m % group >= pp,
             fmt::format("{}, in groups of {} ({}): the last group has {}, fewer than the {} stages",
                         step, group, name, m % group, pp),
-            accumulate ? fmt::format("use train.accumulate {}", nearest_multiples(m, group))
-                       : fmt::format("use {} micro-batches: a batch of {} sequences (now {})",
-                                     nearest_multiples(m, group),
-                                     nearest_multiples(m * sequences, group * sequences),
-                                     phase.global_batch))) {
+            cure_of_groups(input, layout, phase, group))) {
       return;
     }
   }

@@ -65,9 +65,10 @@ bool check_context_degree(const RuleInput& input, RuleBook& book) {
   const std::string product = tp == 1 ? "" : fmt::format("parallel.tp {} x ", tp);
   return book.layout_rule(
              "mesh.cp", "parallel.cp", heads_divide(input.model, tp, cp),
-             fmt::format("{} heads and {} KV heads cannot be split over {}parallel.cp {}: each "
+             fmt::format("{} head{} and {} KV head{} cannot be split over {}parallel.cp {}: each "
                          "rank attends with heads of its own",
-                         input.model.heads, input.model.kv_heads, product, cp),
+                         input.model.heads, input.model.heads == 1 ? "" : "s", input.model.kv_heads,
+                         input.model.kv_heads == 1 ? "" : "s", product, cp),
              help) &&
          book.layout_rule(
              "mesh.cp", "parallel.cp", seq % cp == 0,
@@ -77,9 +78,12 @@ bool check_context_degree(const RuleInput& input, RuleBook& book) {
 // What expert parallelism divides. Their ranks are replicas of all else.
 bool check_expert_degree(const RuleInput& input, RuleBook& book) {
   const int64_t ep = input.spec.parallel.ep, experts = input.model.experts;
+  const int64_t dp = input.spec.parallel.dp;
+  const std::string without_experts =
+      dp > 0 ? fmt::format("parallel.ep=1 with parallel.dp={}", dp * ep) : "parallel.ep=1";
   if (!book.rule("mesh.ep", "parallel.ep", ep == 1 || experts > 0,
                  fmt::format("parallel.ep {} divides experts, and model.moe.experts is 0", ep),
-                 "use parallel.ep=1 (replicas are parallel.dp)")) {
+                 fmt::format("use {} (replicas are parallel.dp)", without_experts))) {
     return false;
   }
   if (!book.rule("mesh.ep", "parallel.ep", ep == 1 || experts % ep == 0,
@@ -94,7 +98,7 @@ bool check_expert_degree(const RuleInput& input, RuleBook& book) {
       fmt::format("parallel.zero {} keeps {} of whole layers in shards over all replicas, and "
                   "with parallel.ep {} these hold different experts",
                   zero, zero == 2 ? "gradients" : "gradients and weights", ep),
-      "use parallel.zero=1 (experts are divided already), or parallel.ep=1");
+      fmt::format("use parallel.zero=1 (experts are divided already), or {}", without_experts));
   return true;
 }
 

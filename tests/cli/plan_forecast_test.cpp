@@ -197,6 +197,18 @@ TEST_CASE("advice and plans wait for what is not to overlap") {
   CHECK(step({"--tune", "parallel.overlap.param_gather=false"}) > step({"--tune"}));
 }
 
+TEST_CASE("a layout that is impossible is no reason to advise none") {
+  Shell shell;
+  write_7b(shell);
+  const std::vector<std::string> asked = {"plan", "--tune",     "--num_processes",
+                                          "3",    "train.yaml", "train.global_batch=6"};
+  const Outcome out = shell.mtl(asked);
+  CAPTURE(out.err);
+  CHECK(out.code == 0);
+  CHECK(!has(out.out, "  yours "));
+  CHECK(shell.mtl({"plan", "--num_processes", "3", "train.yaml"}).code == 3);
+}
+
 TEST_CASE("advice is written into train.yaml and runs as planned") {
   Shell shell;
   write_7b(shell);

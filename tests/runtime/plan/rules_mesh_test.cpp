@@ -240,6 +240,25 @@ TEST_CASE("rules of the ranks") {
       {"EP divides experts", [](TrainSpec& s) { s.parallel.ep = 2; }, 2, "mesh.ep", "parallel.ep",
        "parallel.ep 2 divides experts, and model.moe.experts is 0",
        "use parallel.ep=1 (replicas are parallel.dp)"},
+      {"EP divides experts, beside a dp that is given",
+       [](TrainSpec& s) {
+         s.parallel.ep = 2;
+         s.parallel.dp = 1;
+       },
+       2, "mesh.ep", "parallel.ep", "parallel.ep 2 divides experts, and model.moe.experts is 0",
+       "use parallel.ep=1 with parallel.dp=2 (replicas are parallel.dp)"},
+      {"width of dense layers % t == 0",
+       [](TrainSpec& s) {
+         with_experts(s, 4);
+         s.model.ffn = 50;
+         s.model.moe.ffn = 16;
+         s.model.moe.every = 2;
+         s.model.heads = 8;
+         s.model.hidden = 64;
+         s.parallel.tp = 4;
+       },
+       4, "mesh.ffn", "parallel.tp", "model.ffn 50 cannot be split over parallel.tp 4", "use tp 2",
+       "4 processes can be tp=2 pp=1 dp=2, or tp=1 pp=1 dp=4, or tp=2 pp=2 dp=1"},
       {"E % e == 0",
        [](TrainSpec& s) {
          with_experts(s, 6);
@@ -406,7 +425,9 @@ TEST_CASE("rules of the pipeline") {
        4, "schedule.group", "parallel.virtual_group",
        "parallel.virtual_group 3 is less than parallel.pp 4: the first stage would wait for each "
        "chunk of the last",
-       "use at least 4, or leave it out", "4 processes can be tp=1 pp=2 dp=2, or tp=2 pp=2 dp=1"},
+       "use at least 4, or leave it out",
+       "4 processes can be tp=1 pp=4 dp=1 virtual_stages=1 virtual_group=auto, or tp=1 pp=2 dp=2, "
+       "or tp=1 pp=2 dp=2 virtual_stages=1 virtual_group=auto"},
       {"G <= m",
        [](TrainSpec& s) {
          s.parallel.pp = 2;
@@ -416,8 +437,8 @@ TEST_CASE("rules of the pipeline") {
        2, "schedule.group", "parallel.virtual_stages",
        "a step has 1 micro-batch, and each chunk of an interleaved schedule takes 2 in turn "
        "(parallel.pp 2)",
-       "use a batch of at least 24 sequences (now 12), a smaller train.micro_batch (now 12), or "
-       "virtual_stages 1",
+       "use a batch of at least 24 sequences (now 12), or set train.micro_batch=6 (now 12), or set "
+       "parallel.virtual_stages=1",
        "2 processes can be tp=1 pp=2 dp=1 virtual_stages=1, or tp=2 pp=1 dp=1 virtual_stages=1"},
       {"m % G is 0 or >= p",
        [](TrainSpec& s) {
@@ -429,7 +450,23 @@ TEST_CASE("rules of the pipeline") {
        2, "schedule.group", "parallel.virtual_group",
        "a step has 12 micro-batches, in groups of 11 (parallel.virtual_group 11): the last group "
        "has 1, fewer than the 2 stages",
-       "use 11 or 22 micro-batches: a batch of 11 or 22 sequences (now 12)"},
+       "leave parallel.virtual_group out, or use 11 or 22 micro-batches: a batch of 11 or 22 "
+       "sequences (now 12)",
+       "2 processes can be tp=1 pp=2 dp=1 virtual_stages=1 virtual_group=auto, or tp=1 pp=1 dp=2 "
+       "virtual_stages=1 virtual_group=auto, or tp=2 pp=1 dp=1 virtual_stages=1 "
+       "virtual_group=auto"},
+      {"a larger batch is no cure where micro-batches grow with it",
+       [](TrainSpec& s) {
+         s.parallel.pp = 2;
+         s.parallel.virtual_stages = 2;
+         s.train.micro_batch = 0;
+       },
+       2, "schedule.group", "parallel.virtual_stages",
+       "a step has 1 micro-batch, and each chunk of an interleaved schedule takes 2 in turn "
+       "(parallel.pp 2)",
+       "set train.micro_batch=6 (now 12), or set parallel.virtual_stages=1",
+       "2 processes can be tp=1 pp=2 dp=1 virtual_stages=1, or tp=1 pp=1 dp=2 virtual_stages=1, or "
+       "tp=2 pp=1 dp=1 virtual_stages=1"},
       {"every phase of a ramp has whole groups",
        [](TrainSpec& s) {
          s.parallel.pp = 2;
