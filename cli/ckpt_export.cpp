@@ -62,9 +62,9 @@ int command_ckpt_export(const Arguments& args) {
                                       {"bytes", report.bytes}}
                            .dump());
   } else {
-    fmt::print(stderr, "{}: {}, {} parameters, {:.1f} MB in {} file{}\n", out, report.kind,
+    fmt::print(stderr, "{}: {}, {} parameters, {:.1f} MB in {} file{}, of {}\n", out, report.kind,
                report.parameters, static_cast<double>(report.bytes) / 1e6, report.files,
-               report.files == 1 ? "" : "s");
+               report.files == 1 ? "" : "s", options.checkpoint.string());
   }
   return 0;
 }

@@ -24,6 +24,12 @@ std::string config_target(const std::string& named) {
          .what = fmt::format("{} would be read as JSON by accelerate, and mtl writes YAML", path),
          .help = "name a .yaml file"});
   }
+  if (path == "none") {
+    throw Error(Exit::usage,
+                {.code = "usage.value",
+                 .what = "--config_file none means that there is no file, so none is written",
+                 .help = "name another, or ./none"});
+  }
   const fs::path parent = fs::path(path).parent_path();
   if (!parent.empty()) make_directories(parent);
   std::error_code ignored;

@@ -70,7 +70,8 @@ bool is_script(const LaunchOptions& options, const std::string& program) {
 // The script, if it is one: it has to be on every host.
 std::vector<std::string> files_of(const LaunchOptions& options, const std::string& program) {
   if (options.module) return {};
-  const bool is_file = std::filesystem::is_regular_file(program);
+  std::error_code unknown;
+  const bool is_file = std::filesystem::is_regular_file(program, unknown);
   return is_file || is_script(options, program) ? std::vector{program} : std::vector<std::string>();
 }
 

@@ -1,11 +1,15 @@
 // mtl: the one place where errors are caught, printed and turned into an exit code.
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
 #include <string>
+#include <system_error>
 #include <unistd.h>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "cli/commands.h"
 #include "common/error.h"
@@ -22,6 +26,22 @@ int report(const std::vector<mtl::Diagnostic>& diagnostics, mtl::Exit exit) {
   return static_cast<int>(exit);
 }
 
+int lost_output(int error) {
+  return report(
+      {{.code = "output.write",
+        .what = fmt::format("the output cannot be written: {}",
+                            std::generic_category().message(error != 0 ? error : EIO)),
+        .help = "free space where it goes to, or send it elsewhere, and run the command again"}},
+      mtl::Exit::environment);
+}
+
+int unexpected(const std::exception& error) {
+  return report({{.code = "internal",
+                  .what = std::string("unexpected failure: ") + error.what(),
+                  .help = "this is a bug in mtl: please report it with the command and this text"}},
+                mtl::Exit::run_failed);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -30,10 +50,10 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     const int code = mtl::run_program(mtl::Arguments(argv + (argc > 0 ? 1 : 0), argv + argc));
-    // What was printed may still be on its way: a full disk is a failure, not a success.
-    if (std::fflush(stdout) != 0 && code == 0) {
-      std::perror("mtl: cannot write the output");
-      return static_cast<int>(mtl::Exit::environment);
+    // What was printed may still be on its way, or may have been lost long ago: a full disk is a
+    // failure, not a success.
+    if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && code == 0) {
+      return lost_output(errno);
     }
     return code;
   } catch (const mtl::Error& error) {
@@ -43,11 +63,11 @@ int main(int argc, char** argv) {
                     .what = "this machine has no memory left for mtl",
                     .help = "see what the run needs with: mtl plan train.yaml"}},
                   mtl::Exit::out_of_memory);
+  } catch (const std::system_error& error) {
+    // fmt's, where stdout takes no more.
+    if (std::ferror(stdout) != 0) return lost_output(error.code().value());
+    return unexpected(error);
   } catch (const std::exception& error) {
-    return report(
-        {{.code = "internal",
-          .what = std::string("unexpected failure: ") + error.what(),
-          .help = "this is a bug in mtl: please report it with the command and this text"}},
-        mtl::Exit::run_failed);
+    return unexpected(error);
   }
 }

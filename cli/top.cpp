@@ -34,7 +34,10 @@ class Screen {
   }
   ~Screen() {
     put("\x1b[?25h\x1b[?1049l");
-    if (keys_) tcsetattr(STDIN_FILENO, TCSANOW, &before_);
+    // In the background it is not ours, and would stop this process until it is.
+    if (keys_ && tcgetpgrp(STDIN_FILENO) == getpgrp()) {
+      tcsetattr(STDIN_FILENO, TCSANOW, &before_);
+    }
   }
   Screen(const Screen&) = delete;
   Screen& operator=(const Screen&) = delete;

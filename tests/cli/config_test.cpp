@@ -279,6 +279,14 @@ TEST_CASE("set, update, validate and show") {
   CHECK(shell.mtl({"config", "validate", "--config_file", "bad.yaml"}).err == outcome.err);
   CHECK(shell.mtl({"config", "validate", "--config_file", "bad.yaml", "bad.yaml"}).code == 2);
   CHECK(shell.mtl({"config", "show", "--config_file", "none"}).out.starts_with("# no file"));
+  for (const char* writes : {"default", "set"}) {
+    const Outcome refused =
+        shell.mtl({"config", writes, "--config_file", "none",
+                   writes == std::string("set") ? "num_processes=2" : "--mixed_precision=no"});
+    CAPTURE(refused.err);
+    CHECK(refused.code == 2);
+    CHECK(!std::filesystem::exists(shell.dir() / "none"));
+  }
   CHECK(outcome.err.find("bad.yaml:3:1") != std::string::npos);
   CHECK(outcome.err.find("did you mean 'megatron_lm_tp_degree'?") != std::string::npos);
   shell.write("worse.yaml",

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include "cli/program.h"
 #include "common/terminal.h"
@@ -239,8 +240,16 @@ TEST_CASE("an output that cannot be written is not a success") {
   Shell shell;
   const Outcome full = shell.run({"/bin/sh", "-c", std::string(MTL_PROGRAM) + " help > /dev/full"});
   CHECK(full.code == 4);
+  // More than a buffer: the write that failed is not the last one.
+  for (const char* what : {"config schema", "help launch-flags"}) {
+    CAPTURE(what);
+    const Outcome much =
+        shell.run({"/bin/sh", "-c", fmt::format("{} {} > /dev/full", MTL_PROGRAM, what)});
+    CHECK(much.code == 4);
+    CHECK(has(much.err, "error[output.write]: the output cannot be written: No space left"));
+  }
   const Outcome beyond =
       shell.run({"/bin/sh", "-c", "ulimit -f 1; " + std::string(MTL_PROGRAM) + " help > out.txt"});
   CHECK(beyond.code == 4);
-  CHECK(has(beyond.err, "cannot write the output: File too large"));
+  CHECK(has(beyond.err, "the output cannot be written: File too large"));
 }
