@@ -247,6 +247,11 @@ bool has_failed(const JobOutcome& outcome) {
   return outcome.exit_code != 0 && !outcome.report.empty();
 }
 
+// By a second request, or mtl stop --now: nobody waited for a checkpoint.
+bool was_killed(const JobOutcome& outcome) {
+  return has_failed(outcome) && outcome.report.front().code == "run.stopped";
+}
+
 // With the words of the rank that failed, if they are among its last ones.
 std::string reason_of(const Diagnostic& headline) {
   for (const std::string& note : headline.notes) {
@@ -260,7 +265,9 @@ std::string reason_of(const Diagnostic& headline) {
 void conclude(JobOutcome outcome, const std::filesystem::path& dir, bool fresh) {
   bool has_page = false;
   if (!dir.empty()) {
-    if (has_failed(outcome)) {
+    if (was_killed(outcome)) {
+      record_stop(dir);
+    } else if (has_failed(outcome)) {
       record_failure(dir, outcome.exit_code, reason_of(outcome.report.front()));
     } else if (outcome.exit_code == static_cast<int>(Exit::requeue)) {
       record_stop(dir);
@@ -289,6 +296,15 @@ void conclude(JobOutcome outcome, const std::filesystem::path& dir, bool fresh) 
     return;
   }
   for (const Diagnostic& line : outcome.report) say(stderr, render(line, color));
+  if (was_killed(outcome) && !dir.empty()) {
+    Diagnostics ignored;
+    const std::filesystem::path saved = newest_checkpoint(dir / kCheckpoints, ignored);
+    say(stderr, saved.empty()
+                    ? "killed before its first checkpoint; the same command begins anew\n"
+                    : fmt::format("killed: what came after {} is lost; the same command{} goes on "
+                                  "from there\n",
+                                  saved.string(), fresh ? " without --fresh" : ""));
+  }
   // Below a failure it would be in the way.
   if (outcome.exit_code == 0 && has_page) {
     say(stderr, fmt::format("report   {}\n", (dir / "report.html").string()));

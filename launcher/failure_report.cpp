@@ -63,6 +63,18 @@ std::string log_place(const WorkerEnd& end) {
   return end.host.empty() ? end.log.string() : end.host + ":" + end.log.string();
 }
 
+// What a rank of ours has said to do, in the last error that it printed; "" if it has not.
+std::string own_advice(const WorkerEnd& end) {
+  constexpr std::string_view kHelp = "  help: ";
+  bool in_error = false;
+  std::string help;
+  for (const std::string& line : end.last_lines) {
+    if (line.starts_with("error[")) in_error = true;
+    if (in_error && line.starts_with(kHelp)) help = printable(line.substr(kHelp.size()));
+  }
+  return help;
+}
+
 std::string advice(const WorkerEnd& end, bool is_ours) {
   const std::string log = !end.log.empty() ? "its log, " + log_place(end)
                           : end.shown      ? "its output above"
@@ -103,6 +115,9 @@ std::string advice(const WorkerEnd& end, bool is_ours) {
       return "somebody outside stopped this one process; stop a run with a signal to the launcher";
     default:
       break;
+  }
+  if (const std::string own = is_ours ? own_advice(end) : ""; !own.empty()) {
+    return own + "; see " + log;
   }
   switch (is_ours ? end.exit_code : 0) {
     case static_cast<int>(Exit::out_of_memory):

@@ -70,7 +70,11 @@ TEST_CASE("mtl stop --now does not wait for a rank that does not stop") {
   const Outcome stop = other.mtl({"stop", "--now", "--no-wait", "p" + std::to_string(pid)}, env);
   CAPTURE(stop.err);
   CHECK(stop.code == 0);
-  CHECK(shell.finish(pid).code == 143);
+  const Outcome killed = shell.finish(pid);
+  CAPTURE(killed.err);
+  CHECK(killed.code == 143);
+  CHECK(has(killed.err, "killed before its first checkpoint; the same command begins anew"));
+  CHECK(json::parse(file_text(run_of(shell) / "status.json"))["state"] == "stopped");
 }
 
 TEST_CASE("TERM within an evaluation leaves it, and the same command does it") {

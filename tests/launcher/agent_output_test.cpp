@@ -302,6 +302,11 @@ TEST_CASE("exit codes are explained where they are mtl's own") {
     CHECK(failure_report(result).help.starts_with("see "));
     CHECK_FALSE(failure_report(result, true).help.starts_with("see "));
   }
+  // Best by the rank itself, in its last words.
+  const AgentResult said =
+      run_agent(shells({"printf 'error[x.y]: full\n  help: free space\nnoise\n' >&2; exit 4"}));
+  CHECK(failure_report(said, true).help.starts_with("free space; see "));
+  CHECK(failure_report(said).help.starts_with("see "));
 }
 
 TEST_CASE("the failure report is the headline") {
