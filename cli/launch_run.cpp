@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <unistd.h>
@@ -147,8 +148,8 @@ class Run {
   const std::filesystem::path& dir() const { return directory_.dir; }
 
   // Where this process is the controller: before the first generation. Throws Error (Exit::done) if
-  // the run is complete.
-  void open() {
+  // the run is complete. `before_writing` as of open_run.
+  void open(const std::function<void()>& before_writing = {}) {
     if (directory_.dir.empty()) {
       const LaunchRequest& request = prepared_.request;
       const int nodes = std::max(1, request.max_nodes);
@@ -156,7 +157,7 @@ class Run {
       if (!ranks_are_elsewhere(request)) {
         on_host = arenas_on_host(std::max(1, prepared_.world / nodes), request.config.use_cpu);
       }
-      directory_ = open_run(prepared_.checked, on_host, nodes);
+      directory_ = open_run(prepared_.checked, on_host, nodes, before_writing);
       if (prepared_.request.mode != LaunchRequest::Mode::local) {
         directory_.dir = std::filesystem::absolute(directory_.dir);  // also for the other machines
       }
@@ -348,10 +349,10 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
   const bool leads =
       job.request.mode != LaunchRequest::Mode::member || job.request.machine_rank == 0;
   // From the run directory on, a request to stop is one, also before somebody takes it.
-  std::optional<SignalsHeld> held(std::in_place);
+  std::optional<SignalsHeld> held;
   if (leads && !elastic) {
     try {
-      run.open();
+      run.open([&] { held.emplace(); });
     } catch (const Error& error) {
       if (error.exit() != Exit::done) throw;
       // Nodes that wait for this one hear it from the controller.

@@ -104,7 +104,9 @@ QuestionView::Menu QuestionView::menu(const Painter& paint) const {
         here ? style::kMarked : "", hint, style::kDim));
   }
   if (filtering_) {
-    menu.lines.push_back(paint.line(fmt::format("  with the letters: {}", filter_), style::kDim));
+    const char* const none = shown().empty() ? " (in no choice; Esc shows all)" : "";
+    menu.lines.push_back(
+        paint.line(fmt::format("  with the letters: {}{}", filter_, none), style::kDim));
   }
   return menu;
 }

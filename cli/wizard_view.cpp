@@ -116,11 +116,11 @@ QuestionView::Event QuestionView::menu_key(const Key& key) {
       return Event::none;
   }
   const std::string& text = key.text;
+  if (text == "?") {  // in no choice
+    help_ = !help_;
+    return Event::none;
+  }
   if (!filtering_) {
-    if (text == "?") {
-      help_ = !help_;
-      return Event::none;
-    }
     if (text == "<") return Event::back;
     if (text == "j" || text == "k") {
       move(text == "j" ? 1 : -1);

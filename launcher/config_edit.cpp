@@ -220,7 +220,8 @@ LaunchConfig edit_launch_config(const LaunchConfig& config,
     std::string text = value;
     if (const LaunchFlag* flag = flag_at(path); flag != nullptr && !value.empty()) {
       if (const auto wanted = flag_value_wanted(*flag, value)) {
-        fail("config.bad_value", fmt::format("{} wants {}, got '{}'", key, *wanted, value), {});
+        fail("config.bad_value", fmt::format("{} wants {}, got '{}'", key, *wanted, value),
+             "what each key takes: mtl help launch-flags");
         continue;
       }
       if (flag->kind == FlagKind::truth) text = *truth_of(value) ? "true" : "false";

@@ -342,7 +342,14 @@ LaunchConfig interpret(const YamlValue& root, const std::string& path, const Dia
     nothing.path = path;
     return nothing;
   }
-  return ConfigReader(path, diagnostics).read(root);
+  Diagnostics reading;
+  LaunchConfig config = ConfigReader(path, reading).read(root);
+  for (const Diagnostic& diagnostic : reading.all()) {
+    // May stand in what could not be read.
+    if (own.has_errors() && diagnostic.code == "config.missing_key") continue;
+    diagnostics.add(diagnostic);
+  }
+  return config;
 }
 
 }  // namespace

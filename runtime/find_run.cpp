@@ -28,6 +28,7 @@ namespace {
 
 // What to give in place of a path that is no run: what it holds, or lies beside it.
 std::string near_run(const std::string& text) {
+  if (text.empty()) return "give its name or its folder; mtl ps --all shows them";
   const fs::path path =
       fs::path(text).has_filename() ? fs::path(text) : fs::path(text).parent_path();
   std::error_code ignored;

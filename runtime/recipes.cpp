@@ -87,11 +87,13 @@ std::filesystem::path write_recipe(const Recipe& recipe, const std::filesystem::
   const Fd file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   if (!file) {
     if (errno == EEXIST) {
-      throw Error(Exit::environment,
-                  {.code = "recipe.exists",
-                   .what = fmt::format("{} is there already", path.string()),
-                   .help = fmt::format("give another name: mtl recipes cp {} {}.yaml", recipe.name,
-                                       recipe.name)});
+      throw Error(
+          Exit::environment,
+          {.code = "recipe.exists",
+           .what = fmt::format("{} is there already", path.string()),
+           .help = fmt::format(
+               "give another name: mtl recipes cp {} {}", recipe.name,
+               (path.parent_path() / (recipe.name + ".yaml")).lexically_normal().string())});
     }
     throw Error(Exit::environment,
                 {.code = "file.write",

@@ -216,7 +216,8 @@ Fd lock_run(const fs::path& dir) {
        .help = "wait for it, stop it, or start a run of your own: run.name=..., or --fresh"});
 }
 
-RunDirectory open_run(const CheckedRun& run, std::optional<bool> arenas_on_host, int nodes) {
+RunDirectory open_run(const CheckedRun& run, std::optional<bool> arenas_on_host, int nodes,
+                      const std::function<void()>& before_writing) {
   if (arenas_on_host) check_memory(run, *arenas_on_host, nodes);
   const TrainSpec& spec = run.resolved.spec;
   const fs::path name_dir = fs::path(spec.run.dir) / spec.run.name;
@@ -254,6 +255,7 @@ RunDirectory open_run(const CheckedRun& run, std::optional<bool> arenas_on_host,
     }
   }
   if (opened.complete) return opened;
+  if (before_writing) before_writing();
   if (opened.dir.empty()) opened.dir = name_dir / run_id(std::chrono::system_clock::now());
   make_directories(opened.dir / "logs");
   make_directories(opened.dir / kCheckpoints);

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,8 +32,10 @@ struct RunDirectory {
 // resume (checkpoint.resume: auto = the newest run of that name with a committed checkpoint; must =
 // there has to be one; never = a new one) and checks that its checkpoint is of the same model and
 // data, or makes a new directory. Writes train.yaml, resolved.yaml, plan.json, env.json,
-// tokenizer.json. `nodes`: machines that share the run's memory evenly.
-RunDirectory open_run(const CheckedRun& run, std::optional<bool> arenas_on_host, int nodes = 1);
+// tokenizer.json. `nodes`: machines that share the run's memory evenly. `before_writing` is called
+// when the run is found, which may take long, and before anything is made.
+RunDirectory open_run(const CheckedRun& run, std::optional<bool> arenas_on_host, int nodes = 1,
+                      const std::function<void()>& before_writing = {});
 
 // The <id> of a run that begins then: date and time (UTC), and of four letters two that go on with
 // the fraction of the second and two by chance. By name runs are sorted as they began, to a

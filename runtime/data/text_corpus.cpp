@@ -150,7 +150,9 @@ class Loader {
       help = fmt::format("did you mean '{}'?", (path.parent_path() / *near).string());
     }
     if (path.is_relative()) {
-      notes.push_back("looked in " + std::filesystem::current_path(ignored).string());
+      const std::string here = std::filesystem::current_path(ignored).string();
+      notes.push_back(here.empty() ? "the directory that this was started in is no longer there"
+                                   : "looked in " + here);
     }
     add("data.missing",
         options_.path.empty() ? "data.train is empty"

@@ -238,6 +238,20 @@ TEST_CASE("no line of a question is wider than the terminal and none is lost bel
   CHECK(view.answer() == "v10");
   view.key({Key::Kind::character, "c"});  // letters filter, then digits do too
   view.key({Key::Kind::character, "h"});
+  const auto says = [&](const char* words) {
+    for (const std::string& line :
+         view.draw({100, 40, false, true}, {}, [](const std::string&) { return ""; })) {
+      if (line.find(words) != std::string::npos) return true;
+    }
+    return false;
+  };
+  CHECK(says("with the letters: ch"));
+  CHECK(!says("in no choice"));
+  view.key({Key::Kind::character, "%"});
+  CHECK(says("with the letters: ch% (in no choice; Esc shows all)"));
+  CHECK(!says("An explanation"));
+  view.key({Key::Kind::character, "?"});
+  CHECK(says("An explanation"));
   view.key({Key::Kind::escape, {}});
   CHECK(view.key({Key::Kind::escape, {}}) == QuestionView::Event::back);
 }
