@@ -56,6 +56,7 @@ std::string scaling_words(const RopeScaling& scaling) {
   if (scaling.type == RopeScalingType::none) return "";
   const std::string by = fmt::format(" by {}", scaling.factor);
   if (scaling.type == RopeScalingType::llama3) return " scaled as Llama 3" + by;
+  if (scaling.type == RopeScalingType::longrope) return " scaled as LongRoPE" + by;
   return (scaling.type == RopeScalingType::yarn ? " scaled as YaRN" : " scaled linearly") + by;
 }
 

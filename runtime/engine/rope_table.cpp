@@ -4,9 +4,9 @@
 
 namespace mtl {
 
-std::vector<float> rope_table(const ModelShape& shape, int64_t positions) {
+std::vector<float> rope_table(const ModelShape& shape, int64_t positions, int64_t longest) {
   const std::vector<double> frequencies =
-      rope_frequencies(shape.rotary_dim(), shape.rope_base, shape.rope_scaling);
+      rope_frequencies(shape.rotary_dim(), shape.rope_base, shape.rope_scaling, longest);
   const double amplitude = rope_amplitude(shape.rope_scaling);
   std::vector<float> table;
   table.reserve(static_cast<size_t>(positions * shape.rotary_dim()));

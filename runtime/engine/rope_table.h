@@ -9,6 +9,7 @@ namespace mtl {
 
 // [positions, rotary_dim], row by row: cos(position * frequency) of the rotary_dim / 2 frequencies
 // (rope_frequencies), then their sin, both times rope_amplitude. Rounded once, from double.
-std::vector<float> rope_table(const ModelShape& shape, int64_t positions);
+// `longest`: tokens of the longest text.
+std::vector<float> rope_table(const ModelShape& shape, int64_t positions, int64_t longest);
 
 }  // namespace mtl

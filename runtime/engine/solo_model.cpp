@@ -52,7 +52,7 @@ SoloModel::SoloModel(const ModelShape& shape, Device& device, int64_t context, i
                shape_, arena_,           parameters_},
       chunk_(context_, everything_of(shape_)) {
   if (const Tensor table = arena_.find_tensor("rope")) {
-    device.copy_from_host(table, rope_table(shape_, context).data());
+    device.copy_from_host(table, rope_table(shape_, context, context).data());
   }
 }
 

@@ -97,7 +97,7 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
                  "(H100, H200, L40, RTX 4090 and newer)"});
   }
   if (const Tensor table = arena_.find_tensor("rope")) {
-    device.copy_from_host(table, rope_table(plan.model, plan.model.max_seq).data());
+    device.copy_from_host(table, rope_table(plan.model, plan.model.max_seq, plan.seq).data());
   }
   if (const Tensor numbers = arena_.find_tensor("mlp.row_numbers")) {
     std::vector<int32_t> host(static_cast<size_t>(numbers.numel()));

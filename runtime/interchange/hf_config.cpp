@@ -296,7 +296,7 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
   } else if (type == "phi3") {
     read_llama_like(config, shape, {1e-5, {10000, 1.0}});
     config.require("attention_bias", false, false, "Phi-3 has no biases");
-    config.find("original_max_position_embeddings");  // of 'longrope', which is refused
+    config.find("original_max_position_embeddings");  // of 'longrope', where it is read
     read_window(config, shape, false, 0);
   } else if (type == "qwen2") {
     read_llama_like(config, shape, {1e-6, {10000}});

@@ -2,11 +2,13 @@
 // over in silence. For the files that read one only.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -70,6 +72,23 @@ class ConfigReader {
     refuse(fmt::format("{} is {}, and has to be {} {} and at most {}", named(key), read,
                        range.above ? "above" : "at least", range.least, range.most));
     return otherwise.value_or(range.most);
+  }
+  // `count` numbers above 0. A missing list is refused, and empty.
+  std::vector<double> factors(const std::string& key, int64_t count) {
+    const nlohmann::json* const value = find(key);
+    if (value == nullptr) {
+      refuse(named(key) + " is missing");
+      return {};
+    }
+    const bool numbers =
+        value->is_array() && std::all_of(value->begin(), value->end(), [](const auto& item) {
+          return item.is_number() && item.template get<double>() > 0;
+        });
+    if (!numbers || static_cast<int64_t>(value->size()) != count) {
+      refuse(fmt::format("{} is not a list of {} numbers above 0", named(key), count));
+      return {};
+    }
+    return value->get<std::vector<double>>();
   }
   bool boolean(const std::string& key, bool otherwise) {
     const nlohmann::json* const value = find(key);

@@ -1,4 +1,5 @@
 // Writing config.json (hf_config.h).
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -16,6 +17,10 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
   const auto add = [&](bool obstacle, const char* note) {
     if (obstacle) notes.emplace_back(note);
   };
+  const bool longrope = shape.rope_scaling.type == RopeScalingType::longrope;
+  if (shape.norm != NormType::rmsnorm || shape.activation != Activation::swiglu) {
+    add(longrope, "model.position.scaling longrope: Phi-3 has it, with rmsnorm and swiglu");
+  }
   if (shape.activation == Activation::geglu) {
     // Gemma but for these.
     const double scale = std::sqrt(static_cast<double>(shape.hidden));
@@ -72,10 +77,17 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
       "model.norm.type layernorm: only GPT-2 has it, with learned positions, GELU and as many key "
       "heads as heads, StableLM, with rope and SwiGLU, and GPT-NeoX, with rope and GELU");
   const bool plain = !shape.bias && !shape.qkv_bias && !shape.qk_norm && shape.experts == 0 &&
-                     shape.rope_scaling.type == RopeScalingType::none;
+                     (shape.rope_scaling.type == RopeScalingType::none || longrope);
+  add(longrope && !plain,
+      "model.position.scaling longrope: Phi-3 has it, without biases, model.qk_norm and experts");
+  const double ratio =
+      static_cast<double>(shape.max_seq) / static_cast<double>(shape.rope_scaling.original_max_seq);
+  add(longrope && shape.rope_scaling.attention_factor == 0 &&
+          std::abs(std::max(1.0, ratio) - shape.rope_scaling.factor) > 1e-9 * ratio,
+      "model.position.scaling.factor: Phi-3's is model.max_seq / original_max_seq");
   add(shape.rope_fraction != 1 && !plain,
       "model.position.fraction: StableLM and GPT-NeoX have it, with layernorm, and Phi-3, without "
-      "biases, model.qk_norm, experts and scaled positions");
+      "biases, model.qk_norm, experts and scalings beside longrope");
   add(gelu, "model.activation gelu: only GPT-2 and GPT-NeoX have it, with layernorm");
   add(shape.parallel_residual,
       "model.parallel_residual: only GPT-NeoX has it, with layernorm, GELU and rope");
@@ -139,7 +151,9 @@ HfModel hf_model_of(const ModelShape& shape) {
     return {shape, shape.qk_norm ? "Qwen3MoeForCausalLM" : "MixtralForCausalLM"};
   if (shape.qk_norm) return {shape, "Qwen3ForCausalLM"};
   if (!shape.bias && shape.qkv_bias) return {shape, "Qwen2ForCausalLM"};
-  if (shape.rope_fraction != 1) return {shape, "Phi3ForCausalLM"};
+  if (shape.rope_fraction != 1 || shape.rope_scaling.type == RopeScalingType::longrope) {
+    return {shape, "Phi3ForCausalLM"};
+  }
   if (shape.sliding_window > 0) return {shape, "MistralForCausalLM"};
   return {shape, "LlamaForCausalLM"};
 }
@@ -276,7 +290,9 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
   } else if (model.architecture == "Phi3ForCausalLM") {
     config["model_type"] = "phi3";
     config["partial_rotary_factor"] = shape.rope_fraction;
-    config["original_max_position_embeddings"] = shape.max_seq;
+    config["original_max_position_embeddings"] =
+        shape.rope_scaling.type == RopeScalingType::longrope ? shape.rope_scaling.original_max_seq
+                                                             : shape.max_seq;
     config["sliding_window"] = window();
     // The family's own, where nothing is said, is a row that a small vocabulary has not.
     config["pad_token_id"] = nullptr;

@@ -67,6 +67,28 @@ void read_yarn(ConfigReader& scaling, const ModelShape& shape, RopeScaling& to) 
   }
 }
 
+// `config`: of the model, which may say the original context, as Phi-3 does; transformers 5 has it
+// in the dictionary. Where either says it, the factor is the ratio of both contexts.
+void read_longrope(ConfigReader& config, ConfigReader& scaling, const ModelShape& shape,
+                   RopeScaling& to) {
+  constexpr const char* kOriginal = "original_max_position_embeddings";
+  const int64_t head_dim = shape.head_dim > 0 ? shape.head_dim
+                           : shape.heads > 0  ? shape.hidden / shape.heads
+                                              : 0;
+  const auto rotated = static_cast<double>(head_dim) * shape.rope_fraction;
+  const int64_t pairs = static_cast<int64_t>(rotated) / 2;
+  to.short_factor = scaling.factors("short_factor", pairs);
+  to.long_factor = scaling.factors("long_factor", pairs);
+  const auto max_seq = static_cast<double>(std::max<int64_t>(shape.max_seq, 1));
+  const bool said = config.find(kOriginal) != nullptr || scaling.find(kOriginal) != nullptr;
+  const double outside = config.number_in(kPositionsRange, kOriginal, max_seq);
+  const double original = scaling.number_in(kPositionsRange, kOriginal, outside);
+  to.original_max_seq = static_cast<int64_t>(original);
+  const double factor = scaling.number_in({0, 1e6, true}, "factor", 1);
+  to.factor = std::max(1.0, said ? max_seq / original : factor);
+  to.attention_factor = scaling.number_in({0, 1000, true}, "attention_factor", 0);
+}
+
 }  // namespace
 
 void read_hf_rope(ConfigReader& config, const HfRopeDefaults& defaults, ModelShape& shape) {
@@ -100,7 +122,10 @@ void read_hf_rope(ConfigReader& config, const HfRopeDefaults& defaults, ModelSha
     if (!same("rope_theta", theta, shape.rope_base)) return;
     if (!same(kFractionKey, fraction, shape.rope_fraction)) return;
   }
-  const std::string type = scaling.text("rope_type", scaling.text("type", "default"));
+  std::string type = scaling.text("rope_type", scaling.text("type", "default"));
+  // Phi-3's first files called it so.
+  const bool factors = scaling.find("short_factor") != nullptr;
+  if (type == "su" || (type == "yarn" && factors)) type = "longrope";
   RopeScaling& to = shape.rope_scaling;
   if (type == "linear" || type == "llama3" || type == "yarn") {
     to.factor = scaling.number_in(kFactorRange, "factor");
@@ -118,17 +143,13 @@ void read_hf_rope(ConfigReader& config, const HfRopeDefaults& defaults, ModelSha
         "rotary positions are scaled by 'dynamic': the frequencies follow the length of each text",
         "without the scaling it is the model that was trained: remove it, for texts of "
         "'max_position_embeddings' tokens and fewer");
-  } else if (type == "longrope" || type == "su") {
-    return config.refuse(
-        fmt::format("rotary positions are scaled by '{}': a long text has other frequencies than "
-                    "a short one",
-                    type),
-        "import the model's variant for short texts, if it has one (Phi-3-mini-4k-instruct is "
-        "that of Phi-3-mini-128k-instruct)");
+  } else if (type == "longrope") {
+    to.type = RopeScalingType::longrope;
+    read_longrope(config, scaling, shape, to);
   } else if (type != "default") {
     return config.refuse(
-        fmt::format("rotary positions are scaled by '{}', and default, linear, llama3 and yarn "
-                    "are there",
+        fmt::format("rotary positions are scaled by '{}', and default, linear, llama3, yarn "
+                    "and longrope are there",
                     type),
         "this model cannot be run by mtl");
   }
@@ -137,6 +158,14 @@ void read_hf_rope(ConfigReader& config, const HfRopeDefaults& defaults, ModelSha
 
 nlohmann::ordered_json hf_rope_scaling(const RopeScaling& scaling) {
   if (scaling.type == RopeScalingType::none) return nullptr;
+  if (scaling.type == RopeScalingType::longrope) {
+    // Phi-3 before transformers 5 takes these three keys and no others.
+    nlohmann::ordered_json json = {{"type", name_of(scaling.type)},
+                                   {"short_factor", scaling.short_factor},
+                                   {"long_factor", scaling.long_factor}};
+    if (scaling.attention_factor > 0) json["attention_factor"] = scaling.attention_factor;
+    return json;
+  }
   nlohmann::ordered_json json = {{"rope_type", name_of(scaling.type)}, {"factor", scaling.factor}};
   if (scaling.type == RopeScalingType::linear) return json;
   if (scaling.type == RopeScalingType::llama3) {

@@ -115,8 +115,9 @@ std::string megatron_obstacle(const ModelShape& shape, int64_t tp) {
            "model.embedding_scale)";
   }
   const RopeScaling& scaling = shape.rope_scaling;
-  if (scaling.type == RopeScalingType::yarn) {
-    return "rotary positions scaled as YaRN are not laid out for Megatron";
+  if (scaling.type == RopeScalingType::yarn || scaling.type == RopeScalingType::longrope) {
+    return fmt::format("rotary positions scaled as '{}' are not laid out for Megatron",
+                       name_of(scaling.type));
   }
   const RopeScaling llama3;  // Megatron has Llama 3.1's numbers in its code
   if (scaling.type == RopeScalingType::llama3 &&

@@ -99,13 +99,13 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.position = kind_of<PositionType>(kPositions, model.position.type);
   shape.rope_base = model.position.base;
   shape.rope_fraction = model.position.fraction;
-  shape.rope_scaling = rope_scaling(model.position.scaling);
   shape.qk_norm = model.qk_norm;
   shape.parallel_residual = model.parallel_residual;
   shape.vocab = vocab;
   shape.vocab_pad_to = model.vocab_pad_to;
   shape.padded_vocab = round_up(vocab, model.vocab_pad_to);
   shape.max_seq = model.max_seq > 0 ? model.max_seq : spec.train.seq_len;
+  shape.rope_scaling = rope_scaling(model.position.scaling, shape.max_seq);
   shape.bias = model.bias;
   shape.qkv_bias = model.qkv_bias == "auto" ? model.bias : model.qkv_bias == "true";
   shape.sliding_window = model.sliding_window;

@@ -27,10 +27,12 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   const TrainSpec::Model::Position::Scaling& scaling = position.scaling;
   const TrainSpec::Model::Position::Scaling& plain = built_in.model.position.scaling;
   const bool llama3 = scaling.type == "llama3", yarn = scaling.type == "yarn";
+  const bool longrope = scaling.type == "longrope";
   check("model.position.scaling.factor", scaling.type != "none", scaling.factor, plain.factor,
         "model.position.scaling.type is none");
-  check("model.position.scaling.original_max_seq", llama3 || yarn, scaling.original_max_seq,
-        plain.original_max_seq, "model.position.scaling.type is neither llama3 nor yarn");
+  check("model.position.scaling.original_max_seq", llama3 || yarn || longrope,
+        scaling.original_max_seq, plain.original_max_seq,
+        "model.position.scaling.type is none of llama3, yarn and longrope");
   const char* const not_llama3 = "model.position.scaling.type is not llama3";
   check("model.position.scaling.low_freq_factor", llama3, scaling.low_freq_factor,
         plain.low_freq_factor, not_llama3);
@@ -40,8 +42,13 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   check("model.position.scaling.beta_slow", yarn, scaling.beta_slow, plain.beta_slow, not_yarn);
   check("model.position.scaling.beta_fast", yarn, scaling.beta_fast, plain.beta_fast, not_yarn);
   check("model.position.scaling.truncate", yarn, scaling.truncate, plain.truncate, not_yarn);
-  check("model.position.scaling.attention_factor", yarn, scaling.attention_factor,
-        plain.attention_factor, not_yarn);
+  check("model.position.scaling.attention_factor", yarn || longrope, scaling.attention_factor,
+        plain.attention_factor, "model.position.scaling.type is neither yarn nor longrope");
+  const char* const not_longrope = "model.position.scaling.type is not longrope";
+  check("model.position.scaling.short_factor", longrope, scaling.short_factor, plain.short_factor,
+        not_longrope);
+  check("model.position.scaling.long_factor", longrope, scaling.long_factor, plain.long_factor,
+        not_longrope);
   const TrainSpec::Model::Moe& moe = spec.model.moe;
   const TrainSpec::Model::Moe& no_moe = built_in.model.moe;
   const char* const no_experts = "model.moe.experts is 0";

@@ -13,7 +13,7 @@ namespace mtl {
 namespace {
 
 // In train.yaml and in checkpoints, in the order of the enum.
-constexpr const char* kScalings[] = {"none", "linear", "llama3", "yarn"};
+constexpr const char* kScalings[] = {"none", "linear", "llama3", "yarn", "longrope"};
 
 RopeScalingType scaling_type(const std::string& name) {
   for (size_t i = 0; i < std::size(kScalings); ++i) {
@@ -53,25 +53,38 @@ const char* name_of(RopeScalingType type) {
   return kScalings[static_cast<size_t>(type)];
 }
 
-RopeScaling rope_scaling(const TrainSpec::Model::Position::Scaling& scaling) {
+RopeScaling rope_scaling(const TrainSpec::Model::Position::Scaling& scaling, int64_t max_seq) {
   RopeScaling result{.type = scaling_type(scaling.type),
                      .low_freq_factor = scaling.low_freq_factor,
                      .high_freq_factor = scaling.high_freq_factor,
                      .beta_slow = scaling.beta_slow,
                      .beta_fast = scaling.beta_fast,
                      .truncate = scaling.truncate,
-                     .attention_factor = scaling.attention_factor};
-  if (scaling.factor > 0) result.factor = scaling.factor;
+                     .attention_factor = scaling.attention_factor,
+                     .short_factor = scaling.short_factor,
+                     .long_factor = scaling.long_factor};
   if (scaling.original_max_seq > 0) result.original_max_seq = scaling.original_max_seq;
+  if (result.type == RopeScalingType::longrope) {
+    result.factor =
+        std::max(1.0, static_cast<double>(max_seq) / static_cast<double>(result.original_max_seq));
+  }
+  if (scaling.factor > 0) result.factor = scaling.factor;
   return result;
 }
 
-std::vector<double> rope_frequencies(int64_t dim, double base, const RopeScaling& scaling) {
+std::vector<double> rope_frequencies(int64_t dim, double base, const RopeScaling& scaling,
+                                     int64_t longest) {
   std::vector<double> frequencies;
+  const std::vector<double>& factors =
+      longest > scaling.original_max_seq ? scaling.long_factor : scaling.short_factor;
   const bool yarn = scaling.type == RopeScalingType::yarn;
   const YarnRamp ramp = yarn ? yarn_ramp(dim, base, scaling) : YarnRamp{};
   for (int64_t i = 0; i < dim / 2; ++i) {
     const double plain = std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
+    if (scaling.type == RopeScalingType::longrope) {
+      frequencies.push_back(plain / factors.at(static_cast<size_t>(i)));
+      continue;
+    }
     double divided = 0;  // the share of the frequency that is
     if (scaling.type == RopeScalingType::linear) divided = 1;
     if (scaling.type == RopeScalingType::llama3) {
@@ -88,8 +101,14 @@ std::vector<double> rope_frequencies(int64_t dim, double base, const RopeScaling
 }
 
 double rope_amplitude(const RopeScaling& scaling) {
-  if (scaling.type != RopeScalingType::yarn) return 1;
+  const bool longrope = scaling.type == RopeScalingType::longrope;
+  if (scaling.type != RopeScalingType::yarn && !longrope) return 1;
   if (scaling.attention_factor > 0) return scaling.attention_factor;
+  if (longrope && scaling.factor > 1) {
+    const auto original = static_cast<double>(scaling.original_max_seq);
+    return std::sqrt(1 + std::log(scaling.factor) / std::log(original));
+  }
+  if (longrope) return 1;
   return 0.1 * std::log(scaling.factor) + 1;
 }
 
@@ -104,9 +123,14 @@ nlohmann::json to_json(const RopeScaling& scaling) {
     json["high_freq_factor"] = scaling.high_freq_factor;
     return json;
   }
-  json["beta_slow"] = scaling.beta_slow;
-  json["beta_fast"] = scaling.beta_fast;
-  if (!scaling.truncate) json["truncate"] = false;
+  if (scaling.type == RopeScalingType::longrope) {
+    json["short_factor"] = scaling.short_factor;
+    json["long_factor"] = scaling.long_factor;
+  } else {
+    json["beta_slow"] = scaling.beta_slow;
+    json["beta_fast"] = scaling.beta_fast;
+    if (!scaling.truncate) json["truncate"] = false;
+  }
   if (scaling.attention_factor > 0) json["attention_factor"] = scaling.attention_factor;
   return json;
 }
@@ -121,7 +145,9 @@ RopeScaling rope_scaling_from_json(const nlohmann::json& json) {
           .beta_slow = json.value("beta_slow", other.beta_slow),
           .beta_fast = json.value("beta_fast", other.beta_fast),
           .truncate = json.value("truncate", other.truncate),
-          .attention_factor = json.value("attention_factor", other.attention_factor)};
+          .attention_factor = json.value("attention_factor", other.attention_factor),
+          .short_factor = json.value("short_factor", other.short_factor),
+          .long_factor = json.value("long_factor", other.long_factor)};
 }
 
 }  // namespace mtl

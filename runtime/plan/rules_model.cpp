@@ -11,8 +11,25 @@ namespace mtl {
 
 namespace {
 
-void check_rope_scaling(const TrainSpec::Model::Position& given, const RopeScaling& scaling,
+// A factor for each pair of elements that are turned.
+void check_factors(const ModelShape& model, RuleBook& book) {
+  const RopeScaling& scaling = model.rope_scaling;
+  const int64_t pairs = model.rotary_dim() / 2;
+  for (const auto& [key, factors] :
+       {std::pair("model.position.scaling.short_factor", &scaling.short_factor),
+        std::pair("model.position.scaling.long_factor", &scaling.long_factor)}) {
+    book.rule("model.rope", factors->empty() ? "model.position.scaling.type" : key,
+              static_cast<int64_t>(factors->size()) == pairs,
+              factors->empty() ? fmt::format("longrope divides by {}, which is not given", key)
+                               : fmt::format("{} has {} factors, and {} pairs of a head are turned",
+                                             key, factors->size(), pairs),
+              fmt::format("give {}, as the model's config.json has them", pairs));
+  }
+}
+
+void check_rope_scaling(const TrainSpec::Model::Position& given, const ModelShape& model,
                         RuleBook& book) {
+  const RopeScaling& scaling = model.rope_scaling;
   if (scaling.type == RopeScalingType::none) return;
   if (!book.rule("model.rope", "model.position.scaling.type", given.type == "rope",
                  fmt::format("model.position.scaling changes rotary frequencies, and "
@@ -23,15 +40,24 @@ void check_rope_scaling(const TrainSpec::Model::Position& given, const RopeScali
   }
   const bool llama3 = scaling.type == RopeScalingType::llama3;
   const bool yarn = scaling.type == RopeScalingType::yarn;
-  book.rule("model.rope", "model.position.scaling.type", llama3 || given.scaling.factor > 0,
+  const bool longrope = scaling.type == RopeScalingType::longrope;
+  if (longrope) check_factors(model, book);
+  book.rule("model.rope", "model.position.scaling.type",
+            llama3 || longrope || given.scaling.factor > 0,
             fmt::format("{} divides frequencies by model.position.scaling.factor, which is not "
                         "given",
                         given.scaling.type),
             "give it: 4 for four times the context that the model was trained with");
   book.rule("model.rope", "model.position.scaling.type",
-            !yarn || given.scaling.original_max_seq > 0,
-            "yarn counts turns over model.position.scaling.original_max_seq, which is not given",
+            !(yarn || longrope) || given.scaling.original_max_seq > 0,
+            fmt::format("{} model.position.scaling.original_max_seq, which is not given",
+                        yarn ? "yarn counts turns over" : "longrope calls a text long beyond"),
             "give it: the context that the model was trained with");
+  book.rule("model.rope", "model.position.scaling.original_max_seq",
+            !longrope || given.scaling.original_max_seq != 1,
+            "longrope's amplitude has the logarithm of model.position.scaling.original_max_seq "
+            "below it, and that of 1 is 0",
+            "give the context that the model was trained with");
   book.rule("model.rope", "model.position.scaling.low_freq_factor",
             !llama3 || scaling.low_freq_factor < scaling.high_freq_factor,
             fmt::format("model.position.scaling.low_freq_factor {} is not below high_freq_factor "
@@ -155,7 +181,7 @@ void check_model(const RuleInput& input, RuleBook& book) {
       fmt::format("use kv_heads {}", nearest_divisors(model.heads, model.kv_heads)));
 
   if (head_dim && model.position == PositionType::rope) check_rotary_dim(given, model, book);
-  check_rope_scaling(given.position, model.rope_scaling, book);
+  check_rope_scaling(given.position, model, book);
   if (model.experts > 0) check_experts(input, book);
   const TrainSpec::Precision& precision = input.spec.precision;
   if (precision.dtype == "fp8") {

@@ -202,15 +202,19 @@ std::optional<Diagnostic> read_words(const Row& row, const YamlValue& value,
   return std::nullopt;
 }
 
+std::string count_of_numbers(const Row& row) {
+  return row.most_items == 3 ? "one to three" : fmt::format("1 to {}", row.most_items);
+}
+
 std::optional<Diagnostic> read_numbers(const Row& row, const YamlValue& value,
                                        std::vector<double>& numbers) {
   if (value.kind != YamlValue::Kind::list) {
     return diagnose(row, value.place, {"config.type", fmt::format("{} is not a list", row.key)});
   }
-  if (value.items.empty() || value.items.size() > 3) {
+  if (value.items.empty() || value.items.size() > row.most_items) {
     return diagnose(row, value.place,
-                    {"config.range", fmt::format("{} has {} numbers instead of one to three",
-                                                 row.key, value.items.size())});
+                    {"config.range", fmt::format("{} has {} numbers instead of {}", row.key,
+                                                 value.items.size(), count_of_numbers(row))});
   }
   std::vector<double> read;
   for (const YamlValue& item : value.items) {

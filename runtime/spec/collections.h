@@ -26,6 +26,8 @@ std::optional<Diagnostic> read_words(const Row& row, const YamlValue& value,
 // One to three numbers, the first above 0.
 std::optional<Diagnostic> read_numbers(const Row& row, const YamlValue& value,
                                        std::vector<double>& numbers);
+// "one to three": how many numbers the list may have.
+std::string count_of_numbers(const Row& row);
 std::optional<Diagnostic> read_sources(const Row& row, const YamlValue& value,
                                        const TextOrSources& result);
 // An empty list is nothing.

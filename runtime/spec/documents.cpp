@@ -139,7 +139,8 @@ std::vector<ordered_json> value_schemas(const Row& row) {
     return {ordered_json{{"type", "array"}, {"items", number}, {"minItems", 2}, {"maxItems", 2}}};
   }
   if (std::holds_alternative<std::vector<double>*>(field)) {
-    return {ordered_json{{"type", "array"}, {"items", number}, {"minItems", 1}, {"maxItems", 3}}};
+    return {ordered_json{
+        {"type", "array"}, {"items", number}, {"minItems", 1}, {"maxItems", row.most_items}}};
   }
   if (std::holds_alternative<double*>(field)) return {number};
   if (std::holds_alternative<bool*>(field)) return {ordered_json{{"type", "boolean"}}};

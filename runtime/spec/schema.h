@@ -77,6 +77,7 @@ struct Row {
   double max = std::numeric_limits<double>::max();
   bool above_min = false;  // min itself is not allowed
   bool below_max = false;  // max itself is not allowed
+  size_t most_items = 3;   // of a list of numbers, which has at least one
   std::vector<Choice> choices = {};
   std::vector<Refused> refused = {};
   std::vector<std::string> known_as = {};  // last parts of the names that other trainers use

@@ -135,18 +135,20 @@ Section model_section() {
                            {"llama3",
                             "as Llama 3.1: slow frequencies are divided by the factor, fast "
                             "ones stay"},
-                           {"yarn",
-                            "as YaRN: the same by another rule, and attention scores grow"}},
+                           {"yarn", "as YaRN: the same by another rule, and attention scores grow"},
+                           {"longrope",
+                            "as Phi-3: each is divided by a factor of its own, for long texts "
+                            "by another one than for short ones, and attention scores grow"}},
                .refused = {{"dynamic", "", "its frequencies follow the length of each text"},
-                           {"longrope", "",
-                            "its lists of factors belong to models that are not here"},
+                           {"su", "longrope", ""},
                            {"default", "none", ""},
                            {"null", "none", ""}},
                .known_as = {"rope_type", "use_rope_scaling"}},
               {.key = "model.position.scaling.factor",
                .field = [](TrainSpec& s) -> Field { return &s.model.position.scaling.factor; },
                .doc = "What frequencies are divided by: the new context over the original one.",
-               .auto_doc = "8 with llama3; linear and yarn have to be given it",
+               .auto_doc = "8 with llama3, `model.max_seq` / `original_max_seq` with longrope; "
+                           "linear and yarn have to be given it",
                .min = 1,
                .max = 1e6,
                .known_as = {"rope_scaling_factor", "rope_factor", "scale_factor"}},
@@ -154,8 +156,8 @@ Section model_section() {
                .field = [](TrainSpec& s) -> Field {
                  return &s.model.position.scaling.original_max_seq;
                },
-               .doc = "Positions of the model before the change (llama3, yarn).",
-               .auto_doc = "8192 with llama3; yarn has to be given it",
+               .doc = "Positions of the model before the change (llama3, yarn, longrope).",
+               .auto_doc = "8192 with llama3; yarn and longrope have to be given it",
                .min = 1,
                .max = 1 << 27,
                .known_as = {"original_max_position_embeddings", "original_max_len"}},
@@ -198,12 +200,35 @@ Section model_section() {
                .field = [](TrainSpec& s) -> Field {
                  return &s.model.position.scaling.attention_factor;
                },
-               .doc = "yarn: what rotated queries and keys are multiplied by, so that scores grow "
-                      "with its square.",
-               .auto_doc = "0.1 ln(`factor`) + 1",
+               .doc = "yarn, longrope: what rotated queries and keys are multiplied by, so that "
+                      "scores grow with its square.",
+               .auto_doc = "0.1 ln(`factor`) + 1; with longrope sqrt(1 + ln(`factor`) / "
+                           "ln(`original_max_seq`))",
                .min = 0,
                .max = 1000,
                .above_min = true},
+              {.key = "model.position.scaling.short_factor",
+               .field = [](TrainSpec& s) -> Field {
+                 return &s.model.position.scaling.short_factor;
+               },
+               .doc = "longrope: what the frequency of each pair of a head is divided by, where "
+                      "`train.seq_len` (in `mtl generate`: the prompt and what is asked for) is no "
+                      "more than `original_max_seq`.",
+               .example = "[1, 1.1]",
+               .auto_doc = "none; longrope has to be given it",
+               .min = 0,
+               .max = 1e6,
+               .above_min = true,
+               .most_items = 1 << 15},
+              {.key = "model.position.scaling.long_factor",
+               .field = [](TrainSpec& s) -> Field { return &s.model.position.scaling.long_factor; },
+               .doc = "longrope: the same of longer texts.",
+               .example = "[1, 32]",
+               .auto_doc = "none; longrope has to be given it",
+               .min = 0,
+               .max = 1e6,
+               .above_min = true,
+               .most_items = 1 << 15},
               {.key = "model.max_seq",
                .field = [](TrainSpec& s) -> Field { return &s.model.max_seq; },
                .doc = "Positions that the model has; at least `train.seq_len`.",

@@ -37,15 +37,17 @@ struct TrainSpec {
       double fraction = 1;           // of each head, that is rotated
       // A change of the rotary frequencies (model.position.scaling.*, runtime/plan/rope_scaling.h).
       struct Scaling {
-        std::string type = "none";     // none | linear | llama3 | yarn
-        double factor = 0;             // 0 = Llama 3.1's 8; the others have to give it
-        int64_t original_max_seq = 0;  // 0 = Llama 3.1's 8192; yarn has to give it
+        std::string type = "none";     // none | linear | llama3 | yarn | longrope
+        double factor = 0;             // 0 = Llama 3.1's 8, longrope's max_seq / original_max_seq
+        int64_t original_max_seq = 0;  // 0 = Llama 3.1's 8192; yarn and longrope have to give it
         double low_freq_factor = 1;    // llama3
         double high_freq_factor = 4;
         double beta_slow = 1;  // yarn
         double beta_fast = 32;
         bool truncate = true;
-        double attention_factor = 0;  // 0 = 0.1 ln(factor) + 1
+        double attention_factor = 0;  // 0 = what follows from factor
+        // longrope: of each pair of a head.
+        std::vector<double> short_factor = {}, long_factor = {};
       } scaling;
     } position;
     int64_t max_seq = 0;  // positions; 0 = train.seq_len

@@ -95,7 +95,9 @@ std::optional<Diagnostic> read_value(const Row& row, const YamlValue& value, Tra
     return std::nullopt;
   }
   if (auto* const* to = std::get_if<std::vector<double>*>(&field)) {
-    return read_numbers(row, value, **to);
+    if (!automatic) return read_numbers(row, value, **to);
+    (*to)->clear();
+    return std::nullopt;
   }
   if (const auto* to = std::get_if<TextOrSources>(&field)) {
     if (!automatic) return read_sources(row, value, *to);
@@ -186,7 +188,10 @@ std::string print_value(const Row& row, const TrainSpec& spec) {
             const bool quotes = row.choices.empty() && needs_quotes(*value);
             return quotes ? nlohmann::json(*value).dump() : *value;
           },
-          [](std::vector<double>* values) { return fmt::format("[{}]", fmt::join(*values, ", ")); },
+          [&](std::vector<double>* values) {
+            if (values->empty() && !row.auto_doc.empty()) return std::string("auto");
+            return fmt::format("[{}]", fmt::join(*values, ", "));
+          },
           [](DoublePair pair) { return fmt::format("[{}, {}]", *pair.first, *pair.second); },
           [](Ramp* ramp) {
             if (ramp->empty()) return std::string("auto");
@@ -281,7 +286,9 @@ std::string type_text(const Row& row) {
   if (is_integer(field)) return "integer";
   if (std::holds_alternative<Ramp*>(field)) return "integer or map of integers";
   if (is_number_list(field)) return "two numbers";
-  if (std::holds_alternative<std::vector<double>*>(field)) return "one to three numbers";
+  if (std::holds_alternative<std::vector<double>*>(field)) {
+    return count_of_numbers(row) + " numbers";
+  }
   if (const auto* sources = std::get_if<TextOrSources>(&field)) {
     return sources->sets != nullptr ? "path, list of paths, or several by name"
                                     : "path or list of paths with weights";
@@ -327,7 +334,8 @@ std::string expected(const Row& row) {
   }
   if (std::holds_alternative<std::vector<double>*>(field)) {
     TrainSpec built_in;
-    return fmt::format("one to three numbers {}, like {}", range, print_value(row, built_in));
+    const std::string like = row.example.empty() ? print_value(row, built_in) : row.example;
+    return fmt::format("{} numbers {}, like {}{}", count_of_numbers(row), range, like, auto_text);
   }
   if (const auto* sources = std::get_if<TextOrSources>(&field)) {
     if (sources->sets != nullptr) {

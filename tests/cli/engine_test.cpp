@@ -187,3 +187,33 @@ TEST_CASE("what routers are reported to lose does not depend on what the loss le
   CHECK(lines[0]["moe_aux_loss"] == lines[1]["moe_aux_loss"]);
   CHECK(lines[0]["moe_z_loss"] == lines[1]["moe_z_loss"]);
 }
+
+TEST_CASE("longrope divides by its long factors where sequences are long, else by the short ones") {
+  Shell shell;
+  write_recipe(shell, 3);
+  const auto losses = [&](const char* name, std::vector<std::string> settings) {
+    settings.insert(settings.end(),
+                    {"model.position.type=rope", "log.every=1", std::string("run.dir=") + name});
+    launch(shell, 1, settings);
+    return losses_below(shell.dir() / name / "tiny");
+  };
+  const auto longrope = [&](const char* name, const char* original) {
+    return losses(name, {"model.position.scaling.type=longrope",
+                         std::string("model.position.scaling.original_max_seq=") + original,
+                         "model.position.scaling.short_factor=[1, 1, 1, 1]",
+                         "model.position.scaling.long_factor=[4, 4, 4, 4]",
+                         "model.position.scaling.attention_factor=1"});
+  };
+  const auto plain = losses("plain", {});
+  const auto linear =
+      losses("linear", {"model.position.scaling.type=linear", "model.position.scaling.factor=4"});
+  REQUIRE(plain.size() == 3);
+  CHECK(plain != linear);
+  CHECK(longrope("short", "16") == plain);  // sequences have 16 tokens
+  CHECK(longrope("long", "15") == linear);
+  // What a resolved.yaml says is read again.
+  const fs::path resolved = shell.dir() / "long/tiny";
+  const fs::path run = fs::directory_iterator(resolved)->path();
+  CHECK(has(file_text(run / "resolved.yaml"), "long_factor: [4, 4, 4, 4]"));
+  CHECK(shell.mtl({"plan", (run / "resolved.yaml").string()}).code == 0);
+}

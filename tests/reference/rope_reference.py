@@ -17,6 +17,13 @@ import transformers.modeling_rope_utils as rope
 rope.torch = torch  # of a PyTorch that is too old for its models, transformers imports nothing
 POSITION = 37
 
+# In the shape of Phi-3-mini-128k, with shorter heads.
+PHI3 = dict(
+    model_type="phi3", hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    rope_theta=10000.0, max_position_embeddings=131072, original_max_position_embeddings=4096,
+    rope_scaling={"type": "longrope", "short_factor": [1.05 + i / 10 for i in range(8)],
+                  "long_factor": [1.08 + i ** 2 for i in range(8)]})
+
 CASES = {
     "linear, Vicuna 16k": dict(
         head_dim=128, rope_theta=10000.0, max_position_embeddings=4096,
@@ -75,6 +82,14 @@ CASES = {
         rope_theta=10000.0, max_position_embeddings=16384, partial_rotary_factor=0.25,
         rope_scaling={"rope_type": "yarn", "factor": 4.0,
                       "original_max_position_embeddings": 4096}),
+    "longrope, a short text": dict(PHI3),
+    "longrope, a long text": dict(PHI3, seq_len=4097),
+    "longrope, of a part, with an amplitude": dict(
+        PHI3, partial_rotary_factor=0.75, seq_len=8192, rope_scaling={
+            "type": "longrope", "attention_factor": 1.25,
+            "short_factor": [1.0 + i / 7 for i in range(6)],
+            "long_factor": [2.0 + i * i for i in range(6)]}),
+    "longrope, no longer than it was": dict(PHI3, max_position_embeddings=2048),
 }
 
 
@@ -87,12 +102,17 @@ def main():
     for name, fields in CASES.items():
         scaling = fields["rope_scaling"] or {}
         kind = scaling.get("rope_type", scaling.get("type", "default"))
+        fields = dict(fields)
+        # 0: as far as the model goes, where nothing depends on the text's length.
+        seq_len = fields.pop("seq_len", 0)
         config = SimpleNamespace(**{"hidden_size": 64, "num_attention_heads": 1, **fields})
-        frequencies, factor = rope.ROPE_INIT_FUNCTIONS[kind](config, device="cpu")
+        frequencies, factor = rope.ROPE_INIT_FUNCTIONS[kind](config, device="cpu", seq_len=seq_len)
         angles = POSITION * frequencies
         cases[name] = {"config": fields, "frequencies": numbers(frequencies), "factor": factor,
                        "cos": numbers(angles.cos() * factor),
                        "sin": numbers(angles.sin() * factor)}
+        if kind == "longrope":
+            cases[name]["seq_len"] = seq_len
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rope.json")
     with open(path, "w") as file:
         json.dump({"position": POSITION, "cases": cases}, file)

@@ -136,6 +136,14 @@ TEST_CASE("gradients of the whole model agree with finite differences") {
     spec.model.position.scaling.attention_factor = 1.5;
     check_gradients(spec);
   }
+  SUBCASE("frequencies by factors of their own, for long texts") {
+    TrainSpec spec = tiny_llama();
+    spec.model.position.scaling = {.type = "longrope", .original_max_seq = 4};
+    const auto pairs = static_cast<size_t>(spec.model.hidden / spec.model.heads / 2);
+    spec.model.position.scaling.short_factor.assign(pairs, 1);
+    spec.model.position.scaling.long_factor.assign(pairs, 2.5);
+    check_gradients(spec);
+  }
   SUBCASE("rotation of a part of every head, that stretches, behind norms of queries and keys") {
     TrainSpec spec = tiny_llama();
     spec.model.norm.type = "layernorm";

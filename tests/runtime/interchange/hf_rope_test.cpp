@@ -70,11 +70,13 @@ TEST_CASE("scaled rotary positions are transformers', and are written as they ca
     const HfModel model = read_scaled(config_of(fields.value("model_type", "llama"), fields), said);
     CHECK(said == "");
     const ModelShape& shape = model.shape;
-    check_numbers(rope_frequencies(shape.rotary_dim(), shape.rope_base, shape.rope_scaling),
-                  wanted.at("frequencies"), 2e-7);
+    const int64_t longest = wanted.value("seq_len", int64_t{0});
+    check_numbers(
+        rope_frequencies(shape.rotary_dim(), shape.rope_base, shape.rope_scaling, longest),
+        wanted.at("frequencies"), 2e-7);
     CHECK(rope_amplitude(shape.rope_scaling) ==
           doctest::Approx(wanted.at("factor").get<double>()).epsilon(1e-14));
-    const std::vector<float> table = rope_table(shape, position + 1);
+    const std::vector<float> table = rope_table(shape, position + 1, longest);
     const auto row = table.begin() + position * shape.rotary_dim();
     const int64_t half = shape.rotary_dim() / 2;
     // An angle of 37 radians has an error of 2e-6 in float32.
@@ -86,6 +88,11 @@ TEST_CASE("scaled rotary positions are transformers', and are written as they ca
     CHECK(to_json(read_scaled(written, said).shape) == to_json(shape));
     written["rope_parameters"] = written["rope_scaling"];
     written.erase("rope_scaling");
+    const char* const original = "original_max_position_embeddings";
+    if (wanted.contains("seq_len")) {
+      written["rope_parameters"][original] = written[original];
+      written.erase(original);
+    }
     for (const char* key : {"rope_theta", "partial_rotary_factor"}) {
       if (!written.contains(key)) continue;
       written["rope_parameters"][key] = written[key];
@@ -112,7 +119,8 @@ TEST_CASE("an imported train.yaml has the scaling of the model") {
       {.train_yaml = (scratch / "run/train.yaml").string(), .overrides = {"data.train=x"}},
       diagnostics);
   CHECK(diagnostics.all().empty());
-  const RopeScaling scaling = rope_scaling(resolved.spec.model.position.scaling);
+  const RopeScaling scaling =
+      rope_scaling(resolved.spec.model.position.scaling, resolved.spec.model.max_seq);
   CHECK(scaling.type == RopeScalingType::yarn);
   CHECK(to_json(scaling) == to_json(imported.shape.rope_scaling));
 }
@@ -177,9 +185,21 @@ TEST_CASE("scalings that are not here or say too little are refused by name") {
   CHECK(yarn(nlohmann::json::object()) == "");
   CHECK(has(refused("rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}),
             "the frequencies follow the length of each text"));
-  CHECK(has(refused("rope_scaling", {{"type", "longrope"}, {"factor", 2.0}}),
-            "a long text has other frequencies"));
-  CHECK(has(refused("rope_scaling", {{"type", "su"}}), "a long text has other frequencies"));
+  const auto longrope = [&](const nlohmann::json& changes) {
+    nlohmann::json scaling = {{"type", "longrope"},
+                              {"short_factor", {1.0, 1.0, 1.0, 1.0}},
+                              {"long_factor", {1.0, 2.0, 3.0, 4.0}}};
+    scaling.update(changes);
+    return refused("rope_scaling", scaling);
+  };
+  CHECK(longrope(nlohmann::json::object()) == "");
+  CHECK(longrope({{"type", "su"}}) == "");
+  CHECK(longrope({{"type", "yarn"}}) == "");  // Phi-3's first files
+  CHECK(has(longrope({{"long_factor", {1.0, 2.0, 3.0}}}),
+            "'long_factor' of 'rope_scaling' is not a list of 4 numbers above 0"));
+  CHECK(has(longrope({{"short_factor", {1.0, 0.0, 1.0, 1.0}}}), "'short_factor' of"));
+  CHECK(has(longrope({{"short_factor", 1.0}}), "'short_factor' of"));
+  CHECK(has(longrope({{"long_factor", nullptr}}), "'long_factor' of 'rope_scaling' is missing"));
   CHECK(has(refused("rope_scaling", {{"rope_type", "mrope"}}), "scaled by 'mrope'"));
   CHECK(
       has(refused("rope_scaling", {{"type", "linear"}}), "'factor' of 'rope_scaling' is missing"));

@@ -248,9 +248,10 @@ TEST_CASE("what changes the mathematics is read or refused") {
   CHECK(problems("phi3", nlohmann::json::object()) == "");
   CHECK(problems("phi3", {{"attention_bias", true}}) == "import.config ");
   CHECK(problems("phi3", {{"partial_rotary_factor", 0.75}}) == "");
+  // Of factors for another number of pairs.
   CHECK(problems("phi3", {{"rope_scaling",
                            {{"type", "longrope"}, {"short_factor", {1}}, {"long_factor", {2}}}}}) ==
-        "import.config ");
+        "import.config import.config ");
   CHECK(problems("llama", {{"partial_rotary_factor", 0.5}}) == "import.config ");
   CHECK(problems("llama", {{"num_key_value_heads", 3}}) == "import.config ");
   CHECK(problems("llama", {{"num_hidden_layers", 1e300}}) == "import.config ");

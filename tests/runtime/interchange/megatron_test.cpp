@@ -129,7 +129,7 @@ TEST_CASE("Megatron's split says how rotary positions are scaled, or is refused"
               split_of("yarn", {{"type", "yarn"}, {"factor", 4.0}});
             },
             &text) == "export.split");
-  CHECK(text.find("scaled as YaRN") != std::string::npos);
+  CHECK(text.find("scaled as 'yarn'") != std::string::npos);
 }
 
 TEST_CASE(

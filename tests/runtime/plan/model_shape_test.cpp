@@ -73,6 +73,8 @@ void check_equal(const ModelShape& a, const ModelShape& b) {
   CHECK(a.rope_scaling.beta_fast == b.rope_scaling.beta_fast);
   CHECK(a.rope_scaling.truncate == b.rope_scaling.truncate);
   CHECK(a.rope_scaling.attention_factor == b.rope_scaling.attention_factor);
+  CHECK(a.rope_scaling.short_factor == b.rope_scaling.short_factor);
+  CHECK(a.rope_scaling.long_factor == b.rope_scaling.long_factor);
   CHECK(a.qk_norm == b.qk_norm);
   CHECK(a.parallel_residual == b.parallel_residual);
   CHECK(a.bias == b.bias);
@@ -290,6 +292,12 @@ TEST_CASE("a model's shape comes back from a checkpoint") {
                         .truncate = false,
                         .attention_factor = 1.25};
   check_equal(model_shape_from_json(to_json(other)), other);
+  other.rope_scaling = {.type = RopeScalingType::longrope,
+                        .factor = 32,
+                        .original_max_seq = 4096,
+                        .short_factor = {1, 1.05},
+                        .long_factor = {1.5, 64}};
+  check_equal(model_shape_from_json(to_json(other)), other);
   other.activation = Activation::gelu_exact;
   other.parallel_residual = true;
   check_equal(model_shape_from_json(to_json(other)), other);
@@ -361,9 +369,9 @@ TEST_CASE("rotary frequencies are those of Llama 3.1's published rule") {
   };
   for (const Published& p : {Published{128, 500000, 8}, {64, 500000, 32}}) {  // 3.1 8B, 3.2 1B
     CAPTURE(p.head_dim);
-    const std::vector<double> plain = rope_frequencies(p.head_dim, p.base, {});
-    const std::vector<double> scaled =
-        rope_frequencies(p.head_dim, p.base, {.type = RopeScalingType::llama3, .factor = p.factor});
+    const std::vector<double> plain = rope_frequencies(p.head_dim, p.base, {}, 0);
+    const std::vector<double> scaled = rope_frequencies(
+        p.head_dim, p.base, {.type = RopeScalingType::llama3, .factor = p.factor}, 0);
     REQUIRE(static_cast<int64_t>(plain.size()) == p.head_dim / 2);
     REQUIRE(scaled.size() == plain.size());
     int branches[3] = {};

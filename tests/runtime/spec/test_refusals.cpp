@@ -130,7 +130,7 @@ TEST_CASE("what other trainers have and this version lacks is refused by name") 
   }
   CHECK(refusal("model.position.scaling.type=dynamic").find("the length of each text") !=
         std::string::npos);
-  CHECK(refusal("model.position.scaling.type=longrope").find("lists of factors") !=
+  CHECK(refusal("model.position.scaling.type=su").find("did you mean `longrope`?") !=
         std::string::npos);
   CHECK(refusal("model.position.type=yarn")
             .find("did you mean `rope` with `model.position.scaling.type=yarn`?") !=

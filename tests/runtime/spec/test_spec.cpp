@@ -118,7 +118,8 @@ TEST_CASE("every key can be set to what it is not") {
            "model.position={type: rope, base: 5e5, fraction: 0.25, scaling: {type: llama3, factor: "
            "4, "
            "low_freq_factor: 2, high_freq_factor: 3, original_max_seq: 16, beta_slow: 2, "
-           "beta_fast: 16, truncate: false, attention_factor: 1.25}}",
+           "beta_fast: 16, truncate: false, attention_factor: 1.25, short_factor: [1, 1.5], "
+           "long_factor: [2]}}",
            "model.kv_heads=2",
            "model.head_dim=8",
            "model.qk_norm=true",
@@ -229,6 +230,8 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.position.scaling.beta_fast == 16);
   CHECK_FALSE(s.model.position.scaling.truncate);
   CHECK(s.model.position.scaling.attention_factor == 1.25);
+  CHECK(s.model.position.scaling.short_factor == std::vector<double>{1, 1.5});
+  CHECK(s.model.position.scaling.long_factor == std::vector<double>{2});
   CHECK(s.model.kv_heads == 2);
   CHECK(s.model.head_dim == 8);
   CHECK(s.model.qk_norm);
