@@ -9,8 +9,6 @@
 #include <unistd.h>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include "cli/commands.h"
 #include "common/error.h"
 #include "common/terminal.h"
@@ -26,11 +24,12 @@ int report(const std::vector<mtl::Diagnostic>& diagnostics, mtl::Exit exit) {
   return static_cast<int>(exit);
 }
 
+// `error`: errno; 0 = a write long ago, whose reason nobody knows any more.
 int lost_output(int error) {
   return report(
       {{.code = "output.write",
-        .what = fmt::format("the output cannot be written: {}",
-                            std::generic_category().message(error != 0 ? error : EIO)),
+        .what = "the output cannot be written" +
+                (error != 0 ? ": " + std::generic_category().message(error) : ""),
         .help = "free space where it goes to, or send it elsewhere, and run the command again"}},
       mtl::Exit::environment);
 }
@@ -52,10 +51,8 @@ int main(int argc, char** argv) {
     const int code = mtl::run_program(mtl::Arguments(argv + (argc > 0 ? 1 : 0), argv + argc));
     // What was printed may still be on its way, or may have been lost long ago: a full disk is a
     // failure, not a success.
-    if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && code == 0) {
-      return lost_output(errno);
-    }
-    return code;
+    const int error = std::fflush(stdout) != 0 ? errno : 0;
+    return std::ferror(stdout) != 0 && code == 0 ? lost_output(error) : code;
   } catch (const mtl::Error& error) {
     return report(error.diagnostics(), error.exit());
   } catch (const std::bad_alloc&) {

@@ -72,11 +72,9 @@ void read_yarn(ConfigReader& scaling, const ModelShape& shape, RopeScaling& to) 
 void read_longrope(ConfigReader& config, ConfigReader& scaling, const ModelShape& shape,
                    RopeScaling& to) {
   constexpr const char* kOriginal = "original_max_position_embeddings";
-  const int64_t head_dim = shape.head_dim > 0 ? shape.head_dim
-                           : shape.heads > 0  ? shape.hidden / shape.heads
-                                              : 0;
-  const auto rotated = static_cast<double>(head_dim) * shape.rope_fraction;
-  const int64_t pairs = static_cast<int64_t>(rotated) / 2;
+  ModelShape known = shape;  // a head_dim that is not given is filled in later
+  if (known.head_dim == 0 && known.heads > 0) known.head_dim = known.hidden / known.heads;
+  const int64_t pairs = known.rotary_dim() / 2;
   to.short_factor = scaling.factors("short_factor", pairs);
   to.long_factor = scaling.factors("long_factor", pairs);
   const auto max_seq = static_cast<double>(std::max<int64_t>(shape.max_seq, 1));

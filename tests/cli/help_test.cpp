@@ -246,7 +246,7 @@ TEST_CASE("an output that cannot be written is not a success") {
     const Outcome much =
         shell.run({"/bin/sh", "-c", fmt::format("{} {} > /dev/full", MTL_PROGRAM, what)});
     CHECK(much.code == 4);
-    CHECK(has(much.err, "error[output.write]: the output cannot be written: No space left"));
+    CHECK(has(much.err, "error[output.write]: the output cannot be written"));
   }
   const Outcome beyond =
       shell.run({"/bin/sh", "-c", "ulimit -f 1; " + std::string(MTL_PROGRAM) + " help > out.txt"});
