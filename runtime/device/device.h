@@ -96,6 +96,12 @@ class Device {
   virtual void layernorm_backward(const LayerNormBackward& args) = 0;
   virtual void head_norm_forward(const HeadNorm& args) = 0;
   virtual void head_norm_backward(const HeadNormBackward& args) = 0;
+  // squares reads x and writes args.squares, forward reads them; products writes args.products,
+  // backward reads them. What an op does not need may be missing.
+  virtual void wide_norm_squares(const WideNorm& args) = 0;
+  virtual void wide_norm_forward(const WideNorm& args) = 0;
+  virtual void wide_norm_products(const WideNormBackward& args) = 0;
+  virtual void wide_norm_backward(const WideNormBackward& args) = 0;
   // y = gelu_tanh(x), y distinct from x: the bits that Epilogue::gelu makes of the same aux (but
   // with gelu_once).
   virtual void gelu_forward(Tensor x, Tensor y) = 0;

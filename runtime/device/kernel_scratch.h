@@ -51,6 +51,12 @@ inline RowChunks head_norm_chunks(int64_t rows) {
 inline int64_t head_norm_backward(int64_t rows, int64_t head_dim) {
   return head_norm_chunks(rows).count * head_dim * 4;
 }
+inline RowChunks wide_norm_chunks(int64_t rows) {
+  return RowChunks(rows, 32, 256);
+}
+inline int64_t wide_norm_backward(int64_t rows, int64_t columns) {
+  return wide_norm_chunks(rows).count * columns * 4;
+}
 inline RowChunks routing_chunks(int64_t tokens) {
   return RowChunks(std::max<int64_t>(tokens, 1), 1024, 64);
 }
@@ -136,6 +142,8 @@ struct KernelNeeds {
   int64_t attention_room = 0;  // AttentionBackward::room
   int64_t norm_rows = 0, norm_cols = 0;
   int64_t head_norm_rows = 0;  // 0 = heads have no norms
+  int64_t wide_norm_rows = 0;  // 0 = they have none together
+  int64_t wide_norm_cols = 0;
   struct Matrix {
     int64_t rows = 0, cols = 0;
   };
@@ -160,6 +168,9 @@ inline int64_t most_scratch(const KernelNeeds& needs,
   }
   if (needs.head_norm_rows > 0) {
     most = std::max(most, of::head_norm_backward(needs.head_norm_rows, attention.head_dim));
+  }
+  if (needs.wide_norm_rows > 0) {
+    most = std::max(most, of::wide_norm_backward(needs.wide_norm_rows, needs.wide_norm_cols));
   }
   for (const KernelNeeds::Matrix& x : needs.biases) {
     most = std::max(most, of::column_sums(x.rows, x.cols));

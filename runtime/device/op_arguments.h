@@ -137,6 +137,33 @@ struct HeadNormBackward {
   bool accumulate = false;
 };
 
+// RMS normalisation of columns [first_column, first_column + columns) of the rows as one vector
+// each (the QK-norm of OLMo 2), in place: x = x * rstd * gamma, rstd = 1 / sqrt(squares * inverse +
+// eps). Ranks may divide the columns: wide_norm_squares() gives the sum over the rank's own, which
+// is summed over the ranks before wide_norm_forward().
+struct WideNorm {
+  Tensor x;    // [n, width]
+  Tensor raw;  // [n, raw_width]: receives these columns, at the same place, as they were
+  int64_t first_column = 0, columns = 0;
+  Tensor gamma;       // compute type [columns]
+  Tensor squares;     // f32 [n]: sums of the squares of x
+  float inverse = 0;  // of the number of elements that are summed
+  float eps = 1e-6f;
+};
+// As above, in two steps too: wide_norm_products() gives sums of dy gamma x rstd,
+// wide_norm_backward() the gradients: dx = rstd (dy gamma - x rstd products inverse), dgamma (+)=
+// sum over rows of dy x rstd.
+struct WideNormBackward {
+  Tensor dx;   // [n, width]: holds dy in these columns, overwritten with the gradient of the input
+  Tensor raw;  // as saved
+  int64_t first_column = 0, columns = 0;
+  Tensor gamma, squares;  // squares: of all ranks
+  Tensor products;        // f32 [n]
+  Tensor dgamma;          // f32 [columns]
+  float inverse = 0, eps = 1e-6f;
+  bool accumulate = false;  // of dgamma
+};
+
 // Causal self-attention with grouped queries. Q, K and V are columns of one projection: row t of
 // sequence b starts at qkv + (b*seq + t) * row_stride elements; q heads first, then k heads, then v
 // heads, head_dim each.

@@ -87,6 +87,16 @@ inline OpWork work_of(const HeadNormBackward& args) {
   const double share = static_cast<double>(args.heads * args.head_dim) / args.dx.cols();
   return {0, 3 * share * bytes_of({args.dx})};  // dx in and out, raw in
 }
+// The columns alone, as often as the op passes over them: squares read x, products dx and raw; of
+// the other two each reads or writes raw, and reads and writes the other.
+inline OpWork work_of(const WideNorm& args, int times) {
+  const double share = static_cast<double>(args.columns) / static_cast<double>(args.x.cols());
+  return {0, times * share * bytes_of({args.x})};
+}
+inline OpWork work_of(const WideNormBackward& args, int times) {
+  const double share = static_cast<double>(args.columns) / static_cast<double>(args.dx.cols());
+  return {0, times * share * bytes_of({args.dx})};
+}
 inline OpWork work_of(const Swiglu& args) {
   return moves({args.x, args.y});
 }

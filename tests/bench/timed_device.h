@@ -128,6 +128,18 @@ class TimedDevice final : public Device {
   void head_norm_backward(const HeadNormBackward& args) override {
     timed("norm backward", work_of(args), [&] { device_->head_norm_backward(args); });
   }
+  void wide_norm_squares(const WideNorm& args) override {
+    timed("norm", work_of(args, 1), [&] { device_->wide_norm_squares(args); });
+  }
+  void wide_norm_forward(const WideNorm& args) override {
+    timed("norm", work_of(args, 3), [&] { device_->wide_norm_forward(args); });
+  }
+  void wide_norm_products(const WideNormBackward& args) override {
+    timed("norm backward", work_of(args, 2), [&] { device_->wide_norm_products(args); });
+  }
+  void wide_norm_backward(const WideNormBackward& args) override {
+    timed("norm backward", work_of(args, 3), [&] { device_->wide_norm_backward(args); });
+  }
   void gelu_forward(Tensor x, Tensor y) override {
     timed("activation", moves({x, y}), [&] { device_->gelu_forward(x, y); });
   }

@@ -102,6 +102,18 @@ class FakeDevice final : public Device, private Recorder {
   void head_norm_backward(const HeadNormBackward& args) override {
     later([=, this] { cpu_->head_norm_backward(args); });
   }
+  void wide_norm_squares(const WideNorm& args) override {
+    later([=, this] { cpu_->wide_norm_squares(args); });
+  }
+  void wide_norm_forward(const WideNorm& args) override {
+    later([=, this] { cpu_->wide_norm_forward(args); });
+  }
+  void wide_norm_products(const WideNormBackward& args) override {
+    later([=, this] { cpu_->wide_norm_products(args); });
+  }
+  void wide_norm_backward(const WideNormBackward& args) override {
+    later([=, this] { cpu_->wide_norm_backward(args); });
+  }
   void gelu_forward(Tensor x, Tensor y) override {
     later([=, this] { cpu_->gelu_forward(x, y); });
   }

@@ -141,6 +141,19 @@ class GuardedDevice final : public Device {
   void head_norm_backward(const HeadNormBackward& h) override {
     op({h.dx, h.raw, h.gamma, h.rstd, h.dgamma}, [&] { cpu_.head_norm_backward(h); });
   }
+  void wide_norm_squares(const WideNorm& w) override {
+    op({w.x, w.squares}, [&] { cpu_.wide_norm_squares(w); });
+  }
+  void wide_norm_forward(const WideNorm& w) override {
+    op({w.x, w.raw, w.gamma, w.squares}, [&] { cpu_.wide_norm_forward(w); });
+  }
+  void wide_norm_products(const WideNormBackward& w) override {
+    op({w.dx, w.raw, w.gamma, w.squares, w.products}, [&] { cpu_.wide_norm_products(w); });
+  }
+  void wide_norm_backward(const WideNormBackward& w) override {
+    op({w.dx, w.raw, w.gamma, w.squares, w.products, w.dgamma},
+       [&] { cpu_.wide_norm_backward(w); });
+  }
   void gelu_forward(Tensor x, Tensor y) override {
     op({x, y}, [&] { cpu_.gelu_forward(x, y); });
   }

@@ -66,6 +66,10 @@ class CpuDevice final : public Device {
   void layernorm_backward(const LayerNormBackward& args) override;
   void head_norm_forward(const HeadNorm& args) override;
   void head_norm_backward(const HeadNormBackward& args) override;
+  void wide_norm_squares(const WideNorm& args) override;
+  void wide_norm_forward(const WideNorm& args) override;
+  void wide_norm_products(const WideNormBackward& args) override;
+  void wide_norm_backward(const WideNormBackward& args) override;
   void gelu_forward(Tensor x, Tensor y) override;
   void gelu_exact_forward(Tensor x, Tensor y) override;
   void gelu_exact_backward(Tensor dy, Tensor x, Tensor y) override;

@@ -33,30 +33,15 @@ __device__ inline void each_ahead(int first, int end, int step, Load load, Use u
   }
 }
 
-// partials[(chunk * kOutputs + o) * cols + column] = the sums of what source.add<N>() adds to
-// `sums` of source.load<N>(row, column) for the chunk's rows, which source.from(its first row)
-// counts from 0: warp w takes rows w, w + 8, ..., and the warps are added in order. `cols` is a
-// multiple of N.
-template <int N, int kOutputs, typename Source>
-__global__ void __launch_bounds__(kBlock, kOutputs == 1 ? 4 : 2)
-    column_sums_kernel(Source source, int64_t rows, int64_t cols, int64_t rows_per_chunk,
-                       float* partials) {
+// What a block's warps have summed up, each lane for N columns from first_column + lane * N on
+// (below `cols`, a multiple of N), is added in the order of the warps, and becomes partials[(chunk
+// * kOutputs + o) * cols + column].
+template <int N, int kOutputs>
+__device__ inline void add_warps(const Floats<N> (&sums)[kOutputs], int64_t first_column,
+                                 int64_t cols, int64_t chunk, float* partials) {
   constexpr int kWidth = static_cast<int>(kWarp) * N;
   alignas(16) __shared__ float shared[kOutputs][kWarps][kWidth];
   const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int64_t first_column = int64_t{blockIdx.x} * kWidth;
-  const auto column = static_cast<int>(first_column + lane * N);
-  const int64_t begin = int64_t{blockIdx.y} * rows_per_chunk;
-  const auto count = static_cast<int>(min(rows_per_chunk, rows - begin));
-  Floats<N> sums[kOutputs];
-  if (column < cols) {
-    const Source here = source.from(begin);
-    // With four blocks of a multiprocessor 64 KB are under way.
-    each_ahead<4>(
-        static_cast<int>(warp), count, kWarps,
-        [&](int row) { return here.template load<N>(row, column); },
-        [&](const auto& loaded) { here.add(loaded, sums); });
-  }
   // 16 bytes at once: of single ones the lanes' addresses are N apart, N to a bank.
   constexpr int kAtOnce = N < 4 ? N : 4;
   for (int o = 0; o < kOutputs; ++o) {
@@ -73,8 +58,34 @@ __global__ void __launch_bounds__(kBlock, kOutputs == 1 ? 4 : 2)
     const int o = i / width, c = i % width;
     float sum = shared[o][0][c];
     for (int w = 1; w < kWarps; ++w) sum += shared[o][w][c];
-    partials[(int64_t{blockIdx.y} * kOutputs + o) * cols + first_column + c] = sum;
+    partials[(chunk * kOutputs + o) * cols + first_column + c] = sum;
   }
+}
+
+// partials[(chunk * kOutputs + o) * cols + column] = the sums of what source.add<N>() adds to
+// `sums` of source.load<N>(row, column) for the chunk's rows, which source.from(its first row)
+// counts from 0: warp w takes rows w, w + 8, ..., and the warps are added in order. `cols` is a
+// multiple of N.
+template <int N, int kOutputs, typename Source>
+__global__ void __launch_bounds__(kBlock, kOutputs == 1 ? 4 : 2)
+    column_sums_kernel(Source source, int64_t rows, int64_t cols, int64_t rows_per_chunk,
+                       float* partials) {
+  constexpr int kWidth = static_cast<int>(kWarp) * N;
+  const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int64_t first_column = int64_t{blockIdx.x} * kWidth;
+  const auto column = static_cast<int>(first_column + lane * N);
+  const int64_t begin = int64_t{blockIdx.y} * rows_per_chunk;
+  const auto count = static_cast<int>(min(rows_per_chunk, rows - begin));
+  Floats<N> sums[kOutputs];
+  if (column < cols) {
+    const Source here = source.from(begin);
+    // With four blocks of a multiprocessor 64 KB are under way.
+    each_ahead<4>(
+        static_cast<int>(warp), count, kWarps,
+        [&](int row) { return here.template load<N>(row, column); },
+        [&](const auto& loaded) { here.add(loaded, sums); });
+  }
+  add_warps<N>(sums, first_column, cols, blockIdx.y, partials);
 }
 
 template <int N, int kOutputs, typename Source>

@@ -63,6 +63,11 @@ void layernorm_backward(Queue& queue, const LayerNormBackward& args);
 // head_norm.cu
 void head_norm_forward(Queue& queue, const HeadNorm& args);
 void head_norm_backward(Queue& queue, const HeadNormBackward& args);
+// wide_norm.cu
+void wide_norm_squares(Queue& queue, const WideNorm& args);
+void wide_norm_forward(Queue& queue, const WideNorm& args);
+void wide_norm_products(Queue& queue, const WideNormBackward& args);
+void wide_norm_backward(Queue& queue, const WideNormBackward& args);
 // experts.cu
 void route_experts(Queue& queue, const RouteExperts& args);
 void route_experts_backward(Queue& queue, const RouteExpertsBackward& args);

@@ -30,6 +30,14 @@ class OpsDevice : public Device, protected Queue {
   void head_norm_backward(const HeadNormBackward& args) override {
     cuda::head_norm_backward(*this, args);
   }
+  void wide_norm_squares(const WideNorm& args) override { cuda::wide_norm_squares(*this, args); }
+  void wide_norm_forward(const WideNorm& args) override { cuda::wide_norm_forward(*this, args); }
+  void wide_norm_products(const WideNormBackward& args) override {
+    cuda::wide_norm_products(*this, args);
+  }
+  void wide_norm_backward(const WideNormBackward& args) override {
+    cuda::wide_norm_backward(*this, args);
+  }
   void gelu_forward(Tensor x, Tensor y) override { cuda::gelu_forward(*this, x, y); }
   void gelu_exact_forward(Tensor x, Tensor y) override { cuda::gelu_exact_forward(*this, x, y); }
   void gelu_exact_backward(Tensor dy, Tensor x, Tensor y) override {

@@ -206,6 +206,62 @@ TEST_CASE("cuda: head norms of every number of lanes") {
   }
 }
 
+TEST_CASE("cuda: norms of all heads together, of a warp's rows and of a block's") {
+  struct Case {
+    int64_t rows, columns;
+  };
+  // A lane has up to 16 packs of a row, or the row is a block's: from 2,056 (f32) or 4,104 columns
+  // on, and from 513 without packs. More rows than a grid has teams; chunks of one row and of many.
+  for (const Case c : {Case{200, 8},
+                       {70, 40},
+                       {33, 264},
+                       {65, 512},
+                       {9, 513},
+                       {20, 1032},
+                       {9, 2048},
+                       {10, 2056},
+                       {3, 4096},
+                       {12, 4104},
+                       {2, 5001},
+                       {2, 16384}}) {
+    for (const DType type : kComputeTypes) {
+      INFO(c.rows << " rows of " << c.columns);
+      check_like_cpu(type, 1e-5, [&](Device& device, std::mt19937& random) -> Outputs {
+        const int64_t before = 16, cols = before + c.columns + 8;
+        Held x(type, {c.rows, cols}), raw(type, {c.rows, cols}), gamma(type, {c.columns});
+        Held squares(DType::f32, {c.rows}), products(DType::f32, {c.rows});
+        Held dgamma(DType::f32, {c.columns});
+        x.randomize(random);
+        gamma.randomize(random, 0.2, 1);
+        const float inverse = 1 / static_cast<float>(c.columns);
+        const WideNorm forward = {.x = x.view,
+                                  .raw = raw.view,
+                                  .first_column = before,
+                                  .columns = c.columns,
+                                  .gamma = gamma.view,
+                                  .squares = squares.view,
+                                  .inverse = inverse};
+        device.wide_norm_squares(forward);
+        device.wide_norm_forward(forward);
+        const std::vector<double> y = x.values();
+        x.randomize(random);
+        const WideNormBackward backward = {.dx = x.view,
+                                           .raw = raw.view,
+                                           .first_column = before,
+                                           .columns = c.columns,
+                                           .gamma = gamma.view,
+                                           .squares = squares.view,
+                                           .products = products.view,
+                                           .dgamma = dgamma.view,
+                                           .inverse = inverse};
+        device.wide_norm_products(backward);
+        device.wide_norm_backward(backward);
+        return {y, raw.values(), squares.values(), products.values(), x.values(), dgamma.values()};
+      });
+    }
+  }
+}
+
 TEST_CASE("cuda: cross-entropy of a warp's rows and of a block's") {
   struct Case {
     int64_t rows, columns, valid;

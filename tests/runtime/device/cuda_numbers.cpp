@@ -132,6 +132,42 @@ TEST_CASE("cuda: offsets beyond 2^32 elements") {
                                .dgamma = dgamma.view});
     CHECK(dgamma[0] == 2);  // 1 * 1 + (-1) * (-1)
     CHECK(float_of_bf16(elements[width]) == 0);
+    // The same columns as one vector.
+    for (int64_t i = 0; i < dim; ++i) {
+      elements[i] = bf16_of_float(2);
+      elements[width + i] = bf16_of_float(-4);
+    }
+    Held squares(DType::f32, {2}), products(DType::f32, {2});
+    const WideNorm wide = {.x = rows,
+                           .raw = saved,
+                           .first_column = 0,
+                           .columns = dim,
+                           .gamma = gamma.view,
+                           .squares = squares.view,
+                           .inverse = 1.0f / dim,
+                           .eps = 0};
+    device.wide_norm_squares(wide);
+    CHECK(squares[0] == 64);
+    CHECK(squares[1] == 256);
+    device.wide_norm_forward(wide);
+    CHECK(float_of_bf16(elements[dim - 1]) == 1);
+    CHECK(float_of_bf16(elements[width + dim - 1]) == -1);
+    CHECK(float_of_bf16(static_cast<const uint16_t*>(raw.data)[width + dim - 1]) == -4);
+    const WideNormBackward wide_backward = {.dx = rows,
+                                            .raw = saved,
+                                            .first_column = 0,
+                                            .columns = dim,
+                                            .gamma = gamma.view,
+                                            .squares = squares.view,
+                                            .products = products.view,
+                                            .dgamma = dgamma.view,
+                                            .inverse = 1.0f / dim,
+                                            .eps = 0};
+    device.wide_norm_products(wide_backward);
+    CHECK(products[1] == dim);
+    device.wide_norm_backward(wide_backward);
+    CHECK(dgamma[0] == 2);
+    CHECK(float_of_bf16(elements[width]) == 0);
   }
 }
 
@@ -242,6 +278,28 @@ TEST_CASE("cuda: bits depend on no number of multiprocessors") {
                                .rstd = head_rstd.view,
                                .dgamma = dhead.view});
     keep(dy), keep(dhead);
+    Held squares(DType::f32, {rows}), products(DType::f32, {rows}), dwide(DType::f32, {cols});
+    const WideNorm wide = {.x = x.view,
+                           .raw = dx.view,
+                           .first_column = 0,
+                           .columns = cols,
+                           .gamma = gamma.view,
+                           .squares = squares.view,
+                           .inverse = 1.0f / cols};
+    device.wide_norm_squares(wide);
+    device.wide_norm_forward(wide);
+    const WideNormBackward wide_backward = {.dx = dy.view,
+                                            .raw = dx.view,
+                                            .first_column = 0,
+                                            .columns = cols,
+                                            .gamma = gamma.view,
+                                            .squares = squares.view,
+                                            .products = products.view,
+                                            .dgamma = dwide.view,
+                                            .inverse = 1.0f / cols};
+    device.wide_norm_products(wide_backward);
+    device.wide_norm_backward(wide_backward);
+    keep(squares), keep(x), keep(products), keep(dy), keep(dwide);
     results.push_back(bytes);
   }
   CHECK(results[0] == results[1]);

@@ -188,6 +188,31 @@ std::vector<uint8_t> outputs_of_family_ops(Device& device, DType type) {
                              .rstd = rstd.view,
                              .dgamma = head_dgamma});
   keep(dy), keep(dgamma);
+  const int64_t wide = 3 * dim + 5;
+  Held squares(DType::f32, {rows}), products(DType::f32, {rows});
+  const WideNorm wide_forward = {.x = x.view,
+                                 .raw = y.view,
+                                 .first_column = dim,
+                                 .columns = wide,
+                                 .gamma = gamma.view.slice(0, wide),
+                                 .squares = squares.view,
+                                 .inverse = 0.5f / static_cast<float>(wide)};
+  device.wide_norm_squares(wide_forward);
+  device.wide_norm_forward(wide_forward);
+  keep(squares), keep(x), keep(y);
+  const WideNormBackward wide_backward = {.dx = dy.view,
+                                          .raw = y.view,
+                                          .first_column = dim,
+                                          .columns = wide,
+                                          .gamma = gamma.view.slice(0, wide),
+                                          .squares = squares.view,
+                                          .products = products.view,
+                                          .dgamma = dgamma.view.slice(0, wide),
+                                          .inverse = 0.5f / static_cast<float>(wide),
+                                          .accumulate = true};
+  device.wide_norm_products(wide_backward);
+  device.wide_norm_backward(wide_backward);
+  keep(products), keep(dy), keep(dgamma);
   device.rope({.qkv = x.view,
                .heads = heads,
                .kv_heads = kv_heads,

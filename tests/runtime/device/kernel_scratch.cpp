@@ -121,6 +121,47 @@ TEST_CASE("kernel scratch: of the ops that take the most where attention has roo
   check_scratch(spec, {.cp = 2}, Backward::measured);
 }
 
+TEST_CASE("kernel scratch: of the norm of all heads together") {
+  for (const int64_t rows : {1, 32, 33, 9000}) {
+    const int64_t columns = 24;
+    KernelNeeds needs;
+    needs.wide_norm_rows = rows;
+    needs.wide_norm_cols = columns;
+    Counting device({});
+    std::vector<float> x(static_cast<size_t>(rows * columns), 1), raw = x;
+    std::vector<float> squares(static_cast<size_t>(rows), 1), products = squares;
+    std::vector<float> gamma(static_cast<size_t>(columns), 1), dgamma = gamma;
+    const auto as_rows = [&](std::vector<float>& of) {
+      return Tensor(of.data(), DType::f32, {rows, columns});
+    };
+    const auto as_vector = [](std::vector<float>& of) {
+      return Tensor(of.data(), DType::f32, {static_cast<int64_t>(of.size())});
+    };
+    const WideNorm forward = {.x = as_rows(x),
+                              .raw = as_rows(raw),
+                              .first_column = 0,
+                              .columns = columns,
+                              .gamma = as_vector(gamma),
+                              .squares = as_vector(squares),
+                              .inverse = 1};
+    const WideNormBackward backward = {.dx = as_rows(x),
+                                       .raw = as_rows(raw),
+                                       .first_column = 0,
+                                       .columns = columns,
+                                       .gamma = as_vector(gamma),
+                                       .squares = as_vector(squares),
+                                       .products = as_vector(products),
+                                       .dgamma = as_vector(dgamma),
+                                       .inverse = 1};
+    device.wide_norm_squares(forward);
+    device.wide_norm_forward(forward);
+    device.wide_norm_products(backward);
+    CHECK(device.most == 0);
+    device.wide_norm_backward(backward);
+    CHECK(device.most == most_scratch(needs, std::nullopt));
+  }
+}
+
 TEST_CASE("kernel scratch: what attention's backward finds room for it takes nothing beside it") {
   // As in training: less than it needs by a byte is no room.
   const int64_t batch = 1, seq = 64, heads = 1, dim = 64;

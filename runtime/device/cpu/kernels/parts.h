@@ -9,6 +9,7 @@ void add_elementwise_kernels(VectorKernels& table);
 void add_float8_kernels(VectorKernels& table);
 void add_norm_kernels(VectorKernels& table);
 void add_head_norm_kernels(VectorKernels& table);
+void add_wide_norm_kernels(VectorKernels& table);
 void add_rotary_kernels(VectorKernels& table);
 void add_activation_kernels(VectorKernels& table);
 void add_expert_kernels(VectorKernels& table);

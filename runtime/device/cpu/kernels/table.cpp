@@ -11,6 +11,7 @@ VectorKernels table() {
   add_float8_kernels(table);
   add_norm_kernels(table);
   add_head_norm_kernels(table);
+  add_wide_norm_kernels(table);
   add_rotary_kernels(table);
   add_activation_kernels(table);
   add_expert_kernels(table);

@@ -50,6 +50,25 @@ struct HeadNormRowsBackward {
   int64_t rows, stride, raw_stride, heads, dim;
 };
 
+// Columns of rows as one vector each: pointers are at the first of them, rows `stride` elements
+// apart. What a loop does not need may be null.
+struct WideNormRows {
+  void *x, *raw;
+  const void* gamma;
+  float* squares;  // [rows]
+  int64_t rows, stride, raw_stride, columns;
+  float inverse, eps;
+};
+struct WideNormRowsBackward {
+  void* dx;
+  const void *raw, *gamma;
+  const float* squares;
+  float* products;  // [rows]
+  float* dgamma;    // [columns], written: the sums over these rows
+  int64_t rows, stride, raw_stride, columns;
+  float inverse, eps;
+};
+
 // Turns the first `turned` elements of the heads of each row by the angles of its position,
 // positions[row] or (row0 + row) % seq.
 struct RopeRows {
@@ -160,6 +179,10 @@ struct TypedKernels {
   void (*rms_norm_backward)(const NormBackward& args);
   void (*head_norm_forward)(const HeadNormRows& args);
   void (*head_norm_backward)(const HeadNormRowsBackward& args);
+  void (*wide_norm_squares)(const WideNormRows& args);
+  void (*wide_norm_forward)(const WideNormRows& args);
+  void (*wide_norm_products)(const WideNormRowsBackward& args);
+  void (*wide_norm_backward)(const WideNormRowsBackward& args);
   void (*rope)(const RopeRows& args);
   // y = gelu_exact(x); dy *= gelu_exact'(x), where y may be null
   void (*gelu_exact_forward)(const void* x, void* y, int64_t n);
