@@ -62,6 +62,8 @@ std::string scaling_words(const RopeScaling& scaling) {
 
 std::string blocks_words(const ModelShape& model) {
   std::string text = model.norm == NormType::rmsnorm ? "rmsnorm" : "layernorm";
+  constexpr const char* kPlaces[] = {"", " behind blocks", " before and behind blocks"};
+  text += kPlaces[static_cast<size_t>(model.norm_place)];
   constexpr const char* kActivations[] = {", gelu", ", swiglu", ", exact gelu", ", geglu"};
   text += kActivations[static_cast<size_t>(model.activation)];
   if (model.experts > 0) {
@@ -88,7 +90,7 @@ std::string blocks_words(const ModelShape& model) {
       text += ", no positions";
       break;
   }
-  if (model.qk_norm) text += ", QK-norm";
+  if (model.qk_norm) text += model.qk_norm_whole ? ", QK-norm of all heads" : ", QK-norm";
   if (model.parallel_residual) text += ", parallel residual";
   if (model.embedding_scale != 1) {
     text += fmt::format(", embeddings times {:.4g}", model.embedding_scale);

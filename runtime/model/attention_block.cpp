@@ -20,8 +20,10 @@ AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer, const
       kv_heads_(local_kv_heads(context.shape, heads_parts(context))),
       norm_(context, layer, "attn.norm", layer_buffer(layer, "attn"),
             float8_stream_amax(context, layer, "attn.qkv", Float8Operand::x)),
+      end_(context, layer, "attn", "attn.proj", DropoutSite::attention_output),
       qkv_linear_(context, layer, "attn.qkv"),
       proj_linear_(context, layer, "attn.proj"),
+      whole_norm_(context, layer),
       q_norm_(context.parameters.find(layer, "attn.q_norm.weight")),
       k_norm_(context.parameters.find(layer, "attn.k_norm.weight")),
       qkv_(context.arena.get(layer_buffer(layer, "attn.qkv"))),
@@ -46,7 +48,7 @@ AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer, const
       position_ids_(context.arena.find("position_ids")) {
   const bool parallel = context.shape.parallel_residual;
   if (!parallel) {
-    dbranch_amax_ = float8_stream_amax(context, layer, "attn.proj", Float8Operand::dy);
+    dbranch_amax_ = float8_branch_amax(context, layer, "attn.proj");
   }
   if (!parallel || context.tp.size() == 1) {
     dinput_amax_ = float8_stream_amax(context, layer - 1, "mlp.down", Float8Operand::dy);
@@ -103,7 +105,7 @@ Rope AttentionBlock::rope(const Pass& whole, Tensor qkv) const {
 }
 
 void AttentionBlock::place_heads(const Pass& whole) const {
-  if (raw_) {
+  if (q_rstd_) {
     context_.device.head_norm_forward(head_norm(whole, true));
     context_.device.head_norm_forward(head_norm(whole, false));
   }
@@ -116,7 +118,7 @@ void AttentionBlock::place_heads_backward(const Pass& whole, Tensor dqkv) const 
     back.backward = true;
     context_.device.rope(back);
   }
-  if (!raw_) return;
+  if (!q_rstd_) return;
   for (const bool query : {true, false}) {
     const HeadNorm forward = head_norm(whole, query);
     context_.device.head_norm_backward({.dx = dqkv,
@@ -160,17 +162,15 @@ void AttentionBlock::attend(const Pass& pass) const {
 ResidualAdd AttentionBlock::forward(const Pass& pass, const ResidualAdd& before) const {
   const Tensor branch = rows_of(branch_, pass);
   attend_to(pass, context_.tp.enter(norm_.forward(pass, before), branch));
-  project(pass, branch, false);
-  return {.x = context_.tp.leave(branch),
-          .bias = proj_linear_.bias(),
-          .residual = norm_.input(pass),
-          .out = stream_rows_of(context_, output_, pass),
-          .dropout = dropout_for(context_, pass, layer_, DropoutSite::attention_output)};
+  project(pass, end_.sum(pass), end_.sums_bias());
+  return end_.forward(pass, proj_linear_.bias(), norm_.input(pass),
+                      stream_rows_of(context_, output_, pass));
 }
 
 void AttentionBlock::attend_to(const Pass& pass, Tensor x) const {
   const Pass whole = whole_sequences(context_, pass);
   qkv_linear_.forward(pass, {x, norm_.amax(pass)}, own_qkv(pass), qkv_linear_.bias());
+  if (whole_norm_) whole_norm_.forward(pass, own_qkv(pass));
   if (divides_sequence()) {
     context_.cp.scatter_heads(pass.sequences, own_qkv(pass), rows_of(qkv_, whole), qkv_sections());
   }
@@ -205,6 +205,7 @@ void AttentionBlock::attend_backward(const Pass& pass) const {
   if (divided) {
     context_.cp.gather_heads(pass.sequences, dqkv, rows_of(dqkv_, pass), qkv_sections());
   }
+  if (whole_norm_) whole_norm_.backward(pass, rows_of(dqkv_, pass));
 }
 
 void AttentionBlock::project_backward(const Pass& pass, Tensor dbranch, Tensor dstream) const {
@@ -217,11 +218,7 @@ void AttentionBlock::project_backward(const Pass& pass, Tensor dbranch, Tensor d
 void AttentionBlock::backward(const Pass& pass) const {
   const Tensor dresidual = stream_rows_of(context_, dresidual_, pass);
   const Tensor branch = rows_of(branch_, pass);
-  Tensor dstream = dresidual;
-  if (Dropout dropout = dropout_for(context_, pass, layer_, DropoutSite::attention_output)) {
-    dstream = context_.tp.own_rows(branch);
-    drop_backward(context_, pass, dropout, dresidual, dstream);
-  }
+  const Tensor dstream = end_.backward(pass, dresidual, rows_of(dnormed_, pass));
   project_backward(pass, context_.tp.enter(dstream, branch), dstream);
   backward(pass, {.dresidual = dresidual});
 }

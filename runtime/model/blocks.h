@@ -13,12 +13,14 @@
 #include <string>
 #include <vector>
 
+#include "runtime/model/branch_end.h"
 #include "runtime/model/dispatch.h"
 #include "runtime/model/float8_rows.h"
 #include "runtime/model/input_gradient.h"
 #include "runtime/model/linear.h"
 #include "runtime/model/norm.h"
 #include "runtime/model/shared_expert.h"
+#include "runtime/model/whole_norm.h"
 
 namespace mtl {
 
@@ -51,8 +53,8 @@ class EmbeddingBlock {
 // dropout's key and the first head.
 AttentionShape attention_of(const ModelShape& shape, int parts);
 
-// x + dropout(proj(attention(qkv(norm(x))))); heads split over TP, and from qkv to proj over CP
-// too.
+// x + dropout(proj(attention(qkv(norm(x))))), or with norms elsewhere (branch_end.h); heads split
+// over TP, and from qkv to proj over CP too.
 class AttentionBlock {
  public:
   // `again`: what backward makes again of it.
@@ -74,7 +76,7 @@ class AttentionBlock {
  private:
   // Of a pass as whole_sequences() makes it, as all here but where it says otherwise.
   AttentionShape attention_shape(const Pass& whole) const;
-  // The norms of Q and K, then rotary positions, in place.
+  // The norms of Q and K, each head's, then rotary positions, in place.
   void place_heads(const Pass& whole) const;
   void place_heads_backward(const Pass& whole, Tensor dqkv) const;
   HeadNorm head_norm(const Pass& whole, bool query) const;
@@ -93,7 +95,9 @@ class AttentionBlock {
   PartsAgain again_;
   int64_t heads_, kv_heads_;  // of this rank's attention
   Norm norm_;
+  BranchEnd end_;
   Linear qkv_linear_, proj_linear_;
+  WholeNorm whole_norm_;
   Parameter q_norm_, k_norm_;
   // `_by_head`: of all tokens of the rank's heads, where the sequence is divided.
   Buffer qkv_, raw_, q_rstd_, k_rstd_, lse_, attended_, attended_by_head_, output_;
@@ -126,8 +130,8 @@ class MlpBlock {
   // adds; and what makes the layer's output of the sum.
   const Norm& norm() const { return norm_; }
   void expand(const Pass& pass, Tensor x) const;
-  void contract(const Pass& pass, Tensor branch, bool add) const;
-  ResidualAdd output_of(const Pass& pass, Tensor branch) const;
+  void contract(const Pass& pass, Tensor sum, bool add) const;
+  ResidualAdd output_of(const Pass& pass) const;
   // The gradient of the sum: dresidual, or of what dropout has let through, in `branch`.
   Tensor output_backward(const Pass& pass) const;
   void backward(const Pass& pass, Tensor dbranch, Tensor dstream, InputGradient to) const;
@@ -139,6 +143,7 @@ class MlpBlock {
   Activation activation_;
   bool gated_;
   Norm norm_;
+  BranchEnd end_;
   Linear up_, down_;
   Buffer before_act_, activated_, output_;
   Buffer branch_, gathered_, dresidual_, dbefore_act_, dactivated_, dnormed_;
@@ -180,8 +185,8 @@ class MoeBlock {
   void each_turn(const Pass& pass, const RowCounts& counts, const Work& work) const;
   // Rows for the experts and up, from the turn's rows of the normalised stream.
   void expand(const Turn& turn, Tensor x) const;
-  // From x to the rank's part of the block's result, in `branch`.
-  void through_experts(const Pass& pass, Tensor x, Tensor branch) const;
+  // From x to the rank's part of the block's result, in `sum`.
+  void through_experts(const Pass& pass, Tensor x, Tensor sum) const;
   void backward_through_experts(const Pass& pass) const;
   // Of a turn; x, dbranch, dnormed: all rows of the pass.
   void backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnormed) const;
@@ -197,6 +202,7 @@ class MoeBlock {
   int64_t layer_;
   PartsAgain again_;
   Norm norm_;
+  BranchEnd end_;
   Linear router_;
   std::vector<Expert> experts_;  // of this rank
   Float8Rows float8_;

@@ -119,6 +119,10 @@ void Chunk::forward(const Pass& pass, const BetweenLayers& between) const {
   if (pass.inspect != nullptr) (*pass.inspect)(context_.shape.layers, "loss", losses(pass));
 }
 
+bool Chunk::ends_unneeded(const LayerGroup& group, int64_t number) const {
+  return number + 1 == group.end_layer() && !context_.shape.norms_outputs();
+}
+
 void Chunk::forward_again(const Pass& pass, const LayerGroup& group,
                           const BetweenLayers& between) const {
   if (context_.recompute.distribute) {
@@ -127,7 +131,7 @@ void Chunk::forward_again(const Pass& pass, const LayerGroup& group,
   ResidualAdd left;
   for (int64_t number = group.first_layer; number < group.end_layer(); ++number) {
     Pass last = pass;
-    last.again = number + 1 == group.end_layer();
+    last.again = ends_unneeded(group, number);
     read(number, pass, between, left);
     left = layer(number).forward(context_, pass, last, left);
   }
@@ -155,7 +159,7 @@ void Chunk::backward(const Pass& pass, const BetweenLayers& between) const {
       if (between.reads) between.reads(number);
       if (between.writes) between.writes(number);
       Pass behind = pass;
-      behind.again = group.again && number + 1 == group.end_layer();
+      behind.again = group.again && ends_unneeded(group, number);
       layer(number).backward(context_, behind);
       finished(number);
     }

@@ -64,6 +64,9 @@ class Chunk {
   void settle(const Pass& pass, ResidualAdd& left) const;
   // Before the weights of a layer are read. What is left of the layer before reads its bias.
   void read(int64_t layer, const Pass& pass, const BetweenLayers& between, ResidualAdd& left) const;
+  // Whether a layer that is made again need not be to its end: the group's output is there, and no
+  // norm behind its last block has to see what it is made of.
+  bool ends_unneeded(const LayerGroup& group, int64_t number) const;
   void forward_again(const Pass& pass, const LayerGroup& group, const BetweenLayers& between) const;
   // The input of a group, whose parts the TP ranks keep.
   Tensor kept(const LayerGroup& group, const Pass& pass) const;

@@ -32,9 +32,18 @@ Buffer float8_x_inverse(const BlockContext& context, int64_t layer, const std::s
 
 Buffer float8_stream_amax(const BlockContext& context, int64_t layer, const std::string& slot,
                           Float8Operand operand) {
-  const bool drops = operand == Float8Operand::dy && context.shape.dropout_hidden > 0;
-  if (context.tp.sequence() || drops) return {};
+  const ModelShape& shape = context.shape;
+  const bool changed = shape.dropout_hidden > 0 || shape.norms_outputs();
+  if (context.tp.sequence() || (operand == Float8Operand::dy && changed)) return {};
   return float8_amax(context, layer, slot, operand);
+}
+
+Buffer float8_branch_amax(const BlockContext& context, int64_t layer, const std::string& slot) {
+  if (!context.shape.norms_outputs()) {
+    return float8_stream_amax(context, layer, slot, Float8Operand::dy);
+  }
+  if (context.tp.sequence()) return {};
+  return float8_amax(context, layer, slot, Float8Operand::dy);
 }
 
 }  // namespace mtl

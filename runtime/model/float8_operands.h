@@ -19,8 +19,11 @@ Buffer float8_amax(const BlockContext& context, int64_t layer, const std::string
 Buffer float8_x_inverse(const BlockContext& context, int64_t layer, const std::string& slot);
 // The same for an operand that a norm makes, forward or backward. Empty also where the linear is
 // given another tensor than that: with sequence parallelism it is gathered first, and a gradient
-// goes through dropout.
+// goes through dropout, or through a norm behind the block.
 Buffer float8_stream_amax(const BlockContext& context, int64_t layer, const std::string& slot,
                           Float8Operand operand);
+// Of the gradient of what a block's last linear makes: as above, or of what the norm behind the
+// block makes of the stream's (branch_end.h).
+Buffer float8_branch_amax(const BlockContext& context, int64_t layer, const std::string& slot);
 
 }  // namespace mtl

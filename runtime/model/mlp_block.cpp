@@ -21,6 +21,7 @@ MlpBlock::MlpBlock(const BlockContext& context, int64_t layer, const PartsAgain&
       norm_(context, layer, "mlp.norm", layer_buffer(layer, "mlp"),
             float8_stream_amax(context, layer, "mlp.up", Float8Operand::x),
             context.shape.parallel_residual ? layer_buffer(layer, "attn") : ""),
+      end_(context, layer, "mlp", "mlp.down", DropoutSite::mlp_output),
       up_(context, layer, "mlp.up"),
       down_(context, layer, "mlp.down"),
       before_act_(context.arena.get(layer_buffer(layer, "mlp.before_act"))),
@@ -34,7 +35,7 @@ MlpBlock::MlpBlock(const BlockContext& context, int64_t layer, const PartsAgain&
       dnormed_(scratch(context, "dnormed")) {
   const bool parallel = context.shape.parallel_residual;
   if (!parallel || context.tp.size() == 1) {
-    dbranch_amax_ = float8_stream_amax(context, layer, "mlp.down", Float8Operand::dy);
+    dbranch_amax_ = float8_branch_amax(context, layer, "mlp.down");
   }
   if (!parallel) {
     dinput_amax_ = float8_stream_amax(context, layer, "attn.proj", Float8Operand::dy);
@@ -66,32 +67,24 @@ void MlpBlock::expand(const Pass& pass, Tensor x) const {
   }
 }
 
-void MlpBlock::contract(const Pass& pass, Tensor branch, bool add) const {
-  down_.forward(pass, {rows_of(activated_, pass), activated_amax_.in(pass.slot)}, branch, {}, {},
-                add);
+void MlpBlock::contract(const Pass& pass, Tensor sum, bool add) const {
+  down_.forward(pass, {rows_of(activated_, pass), activated_amax_.in(pass.slot)}, sum,
+                end_.sums_bias() ? down_.bias() : Tensor(), {}, add);
 }
 
-ResidualAdd MlpBlock::output_of(const Pass& pass, Tensor branch) const {
-  return {.x = context_.tp.leave(branch),
-          .bias = down_.bias(),
-          .residual = norm_.input(pass),
-          .out = output(pass),
-          .dropout = dropout_for(context_, pass, layer_, DropoutSite::mlp_output)};
+ResidualAdd MlpBlock::output_of(const Pass& pass) const {
+  return end_.forward(pass, down_.bias(), norm_.input(pass), output(pass));
 }
 
 ResidualAdd MlpBlock::forward(const Pass& pass, const ResidualAdd& before) const {
   expand(pass, context_.tp.enter(norm_.forward(pass, before), branch(pass)));
   if (pass.again) return {};
-  contract(pass, branch(pass), false);
-  return output_of(pass, branch(pass));
+  contract(pass, end_.sum(pass), false);
+  return output_of(pass);
 }
 
 Tensor MlpBlock::output_backward(const Pass& pass) const {
-  const Dropout dropout = dropout_for(context_, pass, layer_, DropoutSite::mlp_output);
-  if (!dropout) return dresidual(pass);
-  const Tensor dstream = context_.tp.own_rows(branch(pass));
-  drop_backward(context_, pass, dropout, dresidual(pass), dstream);
-  return dstream;
+  return end_.backward(pass, dresidual(pass), rows_of(dnormed_, pass));
 }
 
 void MlpBlock::backward(const Pass& pass) const {

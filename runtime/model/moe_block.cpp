@@ -25,6 +25,7 @@ MoeBlock::MoeBlock(const BlockContext& context, int64_t layer, const PartsAgain&
       again_(again),
       norm_(context, layer, "mlp.norm", layer_buffer(layer, "mlp"),
             float8_stream_amax(context, layer, "mlp.up", Float8Operand::x)),
+      end_(context, layer, "mlp", "mlp.down", DropoutSite::mlp_output),
       router_(context, layer, "mlp.router"),
       experts_(experts_of(context, layer)),
       float8_(context, experts_.front().up.is_float8()),
@@ -181,7 +182,7 @@ void MoeBlock::expand(const Turn& turn, Tensor x) const {
   });
 }
 
-void MoeBlock::through_experts(const Pass& pass, Tensor x, Tensor branch) const {
+void MoeBlock::through_experts(const Pass& pass, Tensor x, Tensor sum) const {
   const RowCounts counts = route(pass, x);
   // What goes in turns keeps nothing for backward: it makes that again itself.
   if (pass.again && counts.most_arriving() > dispatch_.room()) return;
@@ -199,24 +200,21 @@ void MoeBlock::through_experts(const Pass& pass, Tensor x, Tensor branch) const 
     each_expert(turn, [&](const Expert& expert, int64_t first, int64_t rows) {
       expert.down.forward(pass, activated.rows(first, rows), outputs.row_slice(first, rows), {});
     });
-    dispatch_.take_back(turn, tokens_of(turn, branch), true);
+    dispatch_.take_back(turn, tokens_of(turn, sum), true);
   });
 }
 
 ResidualAdd MoeBlock::forward(const Pass& pass, const ResidualAdd& before) const {
   const Tensor branch = rows_of(branch_, pass);
   const Tensor x = context_.tp.enter(norm_.forward(pass, before), branch);
+  const Tensor sum = end_.sum(pass);
   // Before the experts' sum takes the place of x.
   if (shared_) shared_->expand(pass, x, norm_.amax(pass));
   // How many rows an expert has is something else each time.
-  context_.device.anew([this, pass, x, branch] { through_experts(pass, x, branch); });
+  context_.device.anew([this, pass, x, sum] { through_experts(pass, x, sum); });
   if (pass.again) return {};
-  if (shared_) shared_->add_output(pass, branch);
-  return {.x = context_.tp.leave(branch),
-          .bias = {},
-          .residual = norm_.input(pass),
-          .out = output(pass),
-          .dropout = dropout_for(context_, pass, layer_, DropoutSite::mlp_output)};
+  if (shared_) shared_->add_output(pass, sum);
+  return end_.forward(pass, {}, norm_.input(pass), output(pass));
 }
 
 void MoeBlock::route_backward(const Pass& pass) const {
@@ -332,11 +330,7 @@ void MoeBlock::backward_through_experts(const Pass& pass) const {
   const Tensor dnormed = rows_of(dnormed_, pass);
 
   const Tensor normed = again_.norms || again_.mlp ? norm_.forward(pass) : norm_.normed(pass);
-  Tensor dstream = dresidual;
-  if (Dropout dropout = dropout_for(context_, pass, layer_, DropoutSite::mlp_output)) {
-    dstream = context_.tp.own_rows(branch);
-    drop_backward(context_, pass, dropout, dresidual, dstream);
-  }
+  const Tensor dstream = end_.backward(pass, dresidual, dnormed);
   const Tensor dbranch = context_.tp.enter(dstream, branch);
   const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
   TensorParallel::Pending entering = context_.tp.start_enter(normed, x);

@@ -12,29 +12,42 @@ Norm::Norm(const BlockContext& context, int64_t layer, const std::string& slot,
       beta_(context.parameters.find(layer, slot + ".bias")),
       input_(context.arena.get((rows.empty() ? prefix : rows) + ".input")),
       mean_(context.arena.find((rows.empty() ? prefix : rows) + ".mean")),
-      rstd_(context.arena.get((rows.empty() ? prefix : rows) + ".rstd")),
-      normed_(context.arena.get(prefix + ".normed")),
-      amax_(amax) {}
+      rstd_(context.arena.find((rows.empty() ? prefix : rows) + ".rstd")),
+      normed_(context.arena.find(prefix + ".normed")),
+      amax_(gamma_ ? amax : Buffer()) {}
+
+LayerNorm Norm::args(const Pass& pass, Tensor y) const {
+  return {.x = input(pass),
+          .gamma = gamma_.weight,
+          .beta = beta_.weight,
+          .y = y,
+          .mean = mean(pass),
+          .rstd = stream_values_of(context_, rstd_, pass),
+          .eps = eps_,
+          .amax = amax(pass)};
+}
 
 Tensor Norm::forward(const Pass& pass, const ResidualAdd& before) const {
-  const LayerNorm args = {.x = input(pass),
-                          .gamma = gamma_.weight,
-                          .beta = beta_.weight,
-                          .y = normed(pass),
-                          .mean = mean(pass),
-                          .rstd = stream_values_of(context_, rstd_, pass),
-                          .eps = eps_,
-                          .amax = amax(pass)};
-  if (before) {
-    assert(before.out.data == args.x.data);
-    add_to_stream(context_, pass, before, args);
+  assert(!before || before.out.data == input(pass).data);
+  if (!gamma_) {
+    if (before) add_to_stream(context_, pass, before);
+  } else if (before) {
+    add_to_stream(context_, pass, before, args(pass, normed(pass)));
   } else {
-    context_.device.layernorm_forward(args);
+    forward_to(pass, normed(pass));
   }
-  return args.y;
+  return normed(pass);
+}
+
+void Norm::forward_to(const Pass& pass, Tensor y) const {
+  context_.device.layernorm_forward(args(pass, y));
 }
 
 void Norm::backward(const Pass& pass, Tensor dy, Tensor dx, bool add, Tensor amax) const {
+  if (!gamma_) {
+    assert(add && !amax);
+    return context_.device.add(dy, dx);
+  }
   context_.device.layernorm_backward({.dy = dy,
                                       .x = input(pass),
                                       .gamma = gamma_.weight,

@@ -13,7 +13,7 @@ ResidualAdd parallel_forward(const BlockContext& context, const AttentionBlock& 
   // One rank adds what is no part of a sum.
   attention.project(pass, branch, context.tp.rank() == 0);
   mlp.contract(pass, branch, true);
-  return mlp.output_of(pass, branch);
+  return mlp.output_of(pass);
 }
 
 void parallel_backward(const BlockContext& context, const AttentionBlock& attention,

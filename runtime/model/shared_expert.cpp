@@ -13,7 +13,7 @@ SharedExpert::SharedExpert(const BlockContext& context, int64_t layer, const Par
       output_(context.arena.get("mlp.token_rows")),
       dbefore_act_(context.arena.find("mlp.dshared_before_act")),
       dactivated_(context.arena.find("mlp.dshared_activated")),
-      dbranch_amax_(float8_stream_amax(context, layer, "mlp.down", Float8Operand::dy)),
+      dbranch_amax_(float8_branch_amax(context, layer, "mlp.down")),
       activated_amax_(float8_amax(context, layer, "mlp.down", Float8Operand::x)),
       dbefore_act_amax_(float8_amax(context, layer, "mlp.up", Float8Operand::dy)) {
   if (!context.shape.shared_gate) return;

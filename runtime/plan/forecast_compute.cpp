@@ -138,10 +138,11 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
   const ModelShape& model = work.model;
   PassWork pass;
   const double grads = software.main_grad_bytes;
-  // By a norm forward and backward, unless the tensor is gathered or goes through dropout, and by
-  // a gate's op on both sides of it (model/float8_operands.h).
-  const bool norm_x = !layout.sequence_parallel;
-  const bool norm_dy = norm_x && model.dropout_hidden == 0;
+  // By a norm forward and backward, unless the tensor is gathered or goes through dropout behind
+  // it, and by a gate's op on both sides of it (model/float8_operands.h).
+  const bool norm_x = !layout.sequence_parallel && model.norms_inputs();
+  const bool norm_dy =
+      !layout.sequence_parallel && (model.dropout_hidden == 0 || model.norms_outputs());
   const bool parallel = model.parallel_residual;
   const bool gated = model.gated();
   const bool whole = layout.recompute.full != Recompute::Full::none;
@@ -199,10 +200,13 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
     pass.forward += feed.forward;
     pass.backward += feed.backward;
   }
-  // Element-wise, in elements read and written: two norms (2 h each), two residual additions, or
-  // one of blocks side by side (3 h each; with dropout its mask), rotation of what is turned of Q
-  // and K (2 each), the activation.
-  const double norms = d.stream * 4 * d.h;
+  // Element-wise, in elements read and written: two norms (2 h each) before blocks, behind them, or
+  // four, two residual additions, or one of blocks side by side (3 h each; with dropout its mask),
+  // rotation of what is turned of Q and K (2 each), the activation. One norm of all of a token's
+  // heads reads them twice, forward and backward, and keeps them.
+  const double norms_before = model.norms_inputs() ? d.stream * 4 * d.h : 0;
+  const double norms = norms_before + (model.norms_outputs() ? d.stream * 4 * d.h : 0) +
+                       (model.qk_norm_whole ? d.n * 4 * (d.q + d.kv) : 0);
   const double residual = d.stream * (software.dropout ? 7 : 6) * d.h / (parallel ? 2 : 1);
   const double rope =
       model.position == PositionType::rope ? d.n * 2 * (d.q + d.kv) * model.rope_fraction : 0;
@@ -226,7 +230,7 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
     pass.again.memory_bound = forward;
   } else if (!whole) {
     if (parts.core_attention) pass.again += core;
-    if (parts.norms) pass.again.memory_bound += stream_time(cluster, norms * traffic);
+    if (parts.norms) pass.again.memory_bound += stream_time(cluster, norms_before * traffic);
     if (parts.mlp) {
       pass.again += mlp;
       pass.again.memory_bound += stream_time(cluster, activation_again * traffic);

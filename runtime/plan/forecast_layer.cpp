@@ -31,10 +31,15 @@ LayerKept kept_by_layer(const Workload& work, const LayoutChoice& layout, const 
   };
   const double statistics = model.norm == NormType::layernorm ? 2 : 1;
   save(kept.input);
-  save(statistics * d.stream * 4);
-  save_x(d.fp8.qkv, d.stream, d.h, recompute.norms);
+  if (model.norms_inputs()) {
+    save(statistics * d.stream * 4);
+    save_x(d.fp8.qkv, d.stream, d.h, recompute.norms);
+  }
+  if (model.norms_outputs()) save(2 * d.stream * (d.h * d.e + statistics * 4));
   save(d.n * d.own_qkv * d.e);
-  if (model.qk_norm) {
+  if (model.qk_norm_whole) {
+    save(d.n * (d.heads + d.kv_heads) * static_cast<double>(model.head_dim) * d.e + 2 * d.n * 4);
+  } else if (model.qk_norm) {
     save(d.n * (d.context + d.own_kv_heads * static_cast<double>(model.head_dim)) * d.e);
     save(d.n * (d.heads + d.own_kv_heads) * 4);
   }
@@ -42,10 +47,12 @@ LayerKept kept_by_layer(const Workload& work, const LayoutChoice& layout, const 
   save(d.copies * d.n * d.context * d.e, recompute.core_attention);
   if (!model.parallel_residual) {
     save(d.stream * d.h * d.e);
-    save(statistics * d.stream * 4);
+    if (model.norms_inputs()) save(statistics * d.stream * 4);
   }
   const bool alone = model.experts == 0;
-  save_x(d.fp8.up && alone, d.stream, d.h, recompute.norms || recompute.mlp);
+  if (model.norms_inputs()) {
+    save_x(d.fp8.up && alone, d.stream, d.h, recompute.norms || recompute.mlp);
+  }
   if (model.experts > 0) {
     const auto experts = static_cast<double>(model.experts);
     save(d.n * experts * 4 + 4 * d.rows * 4, recompute.mlp);

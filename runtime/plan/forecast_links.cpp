@@ -87,8 +87,9 @@ LinkPart tensor_part(const LinkInput& in) {
   part.wire = ring * (layout.sequence_parallel ? 10 : 8);
   if (in.forwards_again()) {
     // traffic.cpp, tensor_per_micro_batch(): all but the last scatter, which without SP is an
-    // all-reduce; what is kept in parts is gathered.
-    const double last = layout.sequence_parallel ? 1 : 2;
+    // all-reduce, where no norm behind the block needs that; what is kept in parts is gathered.
+    const double scatters = layout.sequence_parallel ? 1 : 2;
+    const double last = in.model().norms_outputs() ? 0 : scatters;
     const double gathered = layout.recompute.distribute ? 1 : 0;
     part.again = part.forward;
     part.unneeded = part.forward * last / 4 - gathered * one;
@@ -96,6 +97,20 @@ LinkPart tensor_part(const LinkInput& in) {
     part.wire_unneeded = (last - gathered) * ring;
   }
   return part;
+}
+
+// A norm of all of a token's heads: two sums for each, forward and backward, that are waited for.
+void add_norm_sums(const LinkInput& in, LinkPart& part) {
+  const LayoutChoice& layout = in.layout;
+  const double bytes = 2 * 4 * in.tokens();
+  const double one = all_reduce_time(group_link(in.cluster, layout.tp, 1, layout.world()), bytes);
+  const double wire = 2 * (layout.tp - 1.0) / layout.tp * bytes;
+  part.forward += one;
+  part.backward += one;
+  part.wire += 2 * wire;
+  if (!in.forwards_again()) return;
+  part.again += one;
+  part.wire_again += wire;
 }
 
 // traffic.cpp, context_per_micro_batch(): q, k and v one way, what attention makes the other, of
@@ -172,6 +187,7 @@ LinkPart expert_part(const LinkInput& in) {
   const double times = in.forwards_again() ? 2 : in.parts.mlp ? 1 : 0;
   part.again = times * once;
   if (times > 0) part.wire_again = times * sent * rows + counts;
+  if (in.model().norms_outputs()) return part;
   part.unneeded = once;
   part.wire_unneeded = sent * rows;
   return part;
@@ -183,7 +199,10 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
                        const Software& software, const PassWork& pass, const PartsAgain& parts) {
   const LinkInput in{work, layout, cluster, software, pass, parts};
   LayerLinks links;
-  if (layout.tp > 1) links.tensor = tensor_part(in);
+  if (layout.tp > 1) {
+    links.tensor = tensor_part(in);
+    if (work.model.qk_norm_whole) add_norm_sums(in, links.tensor);
+  }
   if (layout.cp > 1) {
     links.context =
         exchanges_heads(work.model, layout, software) ? exchange_part(in) : ring_part(in);

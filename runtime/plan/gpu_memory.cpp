@@ -45,7 +45,12 @@ KernelNeeds kernel_needs(const ModelShape& shape, const MemoryNeeds& needs,
   if (layers) {
     kernels.attention = {needs.micro_batch, needs.seq, d.own_heads, d.head_dim};
     kernels.attention_room = memory.find(kAttentionRoom)->bytes;
-    if (shape.qk_norm) kernels.head_norm_rows = d.all;
+    if (shape.qk_norm_whole) {
+      kernels.wide_norm_rows = d.n;
+      kernels.wide_norm_cols = d.context;
+    } else if (shape.qk_norm) {
+      kernels.head_norm_rows = d.all;
+    }
     kernels.biases = bias_gradients(shape, d);
     kernels.routed_tokens = d.n;
     kernels.experts = shape.experts;

@@ -49,12 +49,26 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
     save(name, compute, std::move(dims), again || copied);
     if (copied) save(std::string(slot) + kFloat8Kept, DType::f8_e4m3, {found->in, d.n});
   };
+  auto save_statistics = [&](const std::string& of) {
+    if (layernorm) save(of + ".mean", DType::f32, {d.stream});
+    save(of + ".rstd", DType::f32, {d.stream});
+  };
+  // Of a norm behind a block; what that makes is added at once.
+  auto save_behind = [&](const std::string& block) {
+    if (!shape.norms_outputs()) return;
+    save(block + ".behind.input", compute, {d.stream, d.h});
+    save_statistics(block + ".behind");
+  };
   save("attn.input", compute, {d.stream, d.h});
-  if (layernorm) save("attn.mean", DType::f32, {d.stream});
-  save("attn.rstd", DType::f32, {d.stream});
-  save_x("attn.normed", "attn.qkv", {d.stream, d.h}, recompute.norms);
+  if (shape.norms_inputs()) {
+    save_statistics("attn");
+    save_x("attn.normed", "attn.qkv", {d.stream, d.h}, recompute.norms);
+  }
   save("attn.qkv", compute, {d.seen, d.own_qkv()});
-  if (shape.qk_norm) {
+  if (shape.qk_norm_whole) {
+    save("attn.raw", compute, {d.n, (d.heads + d.kv_heads) * d.head_dim});
+    save("attn.qk_squares", DType::f32, {2, d.n});
+  } else if (shape.qk_norm) {
     save("attn.raw", compute, {d.all, (d.own_heads + d.own_kv_heads) * d.head_dim});
     save("attn.q_rstd", DType::f32, {d.all, d.own_heads});
     save("attn.k_rstd", DType::f32, {d.all, d.own_kv_heads});
@@ -67,12 +81,14 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
   }
   save("attn.context", compute, {needs.training ? d.n : d.seen, d.context},
        recompute.core_attention);
+  save_behind("attn");
   if (!shape.parallel_residual) {  // else they are attention's
     save("mlp.input", compute, {d.stream, d.h});
-    if (layernorm) save("mlp.mean", DType::f32, {d.stream});
-    save("mlp.rstd", DType::f32, {d.stream});
+    if (shape.norms_inputs()) save_statistics("mlp");
   }
-  save_x("mlp.normed", "mlp.up", {d.stream, d.h}, recompute.norms || recompute.mlp);
+  if (shape.norms_inputs()) {
+    save_x("mlp.normed", "mlp.up", {d.stream, d.h}, recompute.norms || recompute.mlp);
+  }
   if (shape.experts > 0) {
     save("mlp.logits", DType::f32, {d.n, shape.experts}, recompute.mlp);
     save("mlp.weights", DType::f32, {d.n, shape.experts_per_token}, recompute.mlp);
@@ -91,6 +107,7 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
   save("mlp.before_act", compute, {d.expert_rows, shape.mlp_parts() * d.ffn}, recompute.mlp);
   save_x("mlp.activated", "mlp.down", {d.expert_rows, d.ffn},
          recompute.mlp_activation || recompute.mlp);
+  save_behind("mlp");
   return list;
 }
 

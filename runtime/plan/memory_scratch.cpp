@@ -91,6 +91,7 @@ void add_scratch(ArenaBuilder& arena, const ModelShape& shape, const ParamLayout
   // With blocks side by side this waits for the end of the other's backward.
   const int64_t of_mlp = shape.parallel_residual ? arena.at() : phases;
   arena.add("attn.dqkv", compute, {d.n, d.qkv});
+  if (shape.qk_norm_whole) arena.add("attn.qk_products", DType::f32, {2, d.n});
   if (d.cp > 1) {
     arena.add("attn.dcontext_by_head", compute, {d.all, d.own_context()});
     arena.add("attn.dqkv_by_head", compute, {d.all, d.own_qkv()});

@@ -12,6 +12,7 @@ namespace {
 
 // The names of the kinds in train.yaml and in checkpoints, in the order of their enums.
 constexpr const char* kNorms[] = {"layernorm", "rmsnorm"};
+constexpr const char* kNormPlaces[] = {"input", "output", "both"};
 constexpr const char* kActivations[] = {"gelu", "swiglu", "gelu_exact", "geglu"};
 constexpr const char* kPositions[] = {"learned", "rope", "alibi", "none"};
 
@@ -28,6 +29,10 @@ Enum kind_of(const char* const (&names)[N], const std::string& name) {
 
 const char* activation_name(Activation activation) {
   return kActivations[static_cast<size_t>(activation)];
+}
+
+const char* norm_place_name(NormPlace place) {
+  return kNormPlaces[static_cast<size_t>(place)];
 }
 
 bool ModelShape::is_mixture(int64_t layer) const {
@@ -52,15 +57,17 @@ ModelShape ModelShape::of_dense_layers() const {
 }
 
 bool ModelShape::names_of_mixtral() const {
-  return !qk_norm && !qkv_bias && shared_ffn == 0 && dense_layers.empty() && !moe_scores.sigmoid &&
-         moe_scores.normalize && moe_scores.scale == 1 && moe_scores.groups == 1;
+  return !qk_norm && norm_place == NormPlace::input && !qkv_bias && shared_ffn == 0 &&
+         dense_layers.empty() && !moe_scores.sigmoid && moe_scores.normalize &&
+         moe_scores.scale == 1 && moe_scores.groups == 1;
 }
 
 Family ModelShape::family() const {
   const bool gpt2 = norm == NormType::layernorm && !gated() && embedding_scale == 1 &&
                     position == PositionType::learned && kv_heads == heads &&
                     heads * head_dim == hidden && !qk_norm && qkv_bias == bias &&
-                    sliding_window == 0 && experts == 0 && !parallel_residual;
+                    sliding_window == 0 && experts == 0 && !parallel_residual &&
+                    norm_place == NormPlace::input;
   return gpt2 ? Family::gpt2 : Family::llama;
 }
 
@@ -92,6 +99,7 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
                                       : 0;
   shape.norm = kind_of<NormType>(kNorms, model.norm.type);
   shape.norm_eps = model.norm.eps;
+  shape.norm_place = kind_of<NormPlace>(kNormPlaces, model.norm.place);
   shape.activation = kind_of<Activation>(kActivations, model.activation);
   // With a gate there are three matrices where GELU has two: 8/3 keeps the number of parameters.
   const int64_t ffn = shape.gated() ? round_up(8 * model.hidden / 3, 64) : 4 * model.hidden;
@@ -100,6 +108,7 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.rope_base = model.position.base;
   shape.rope_fraction = model.position.fraction;
   shape.qk_norm = model.qk_norm;
+  shape.qk_norm_whole = model.qk_norm && model.qk_norm_whole;
   shape.parallel_residual = model.parallel_residual;
   shape.vocab = vocab;
   shape.vocab_pad_to = model.vocab_pad_to;
@@ -154,6 +163,8 @@ nlohmann::json to_json(const ModelShape& shape) {
                          {"tie_embeddings", shape.tie_embeddings}};
   // Only where they say something: what has none is read by older versions too.
   if (shape.qkv_bias != shape.bias) json["qkv_bias"] = shape.qkv_bias;
+  if (shape.norm_place != NormPlace::input) json["norm_place"] = norm_place_name(shape.norm_place);
+  if (shape.qk_norm_whole) json["qk_norm_whole"] = true;
   if (shape.parallel_residual) json["parallel_residual"] = true;
   if (shape.embedding_scale != 1) json["embedding_scale"] = shape.embedding_scale;
   if (shape.sliding_window > 0) json["sliding_window"] = shape.sliding_window;
@@ -223,7 +234,9 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   shape.norm = kind_of<NormType>(kNorms, json.value("norm", "layernorm"));
   shape.activation = kind_of<Activation>(kActivations, json.value("activation", "gelu"));
   shape.position = kind_of<PositionType>(kPositions, json.value("position", "learned"));
+  shape.norm_place = kind_of<NormPlace>(kNormPlaces, json.value("norm_place", "input"));
   shape.qk_norm = json.value("qk_norm", false);
+  shape.qk_norm_whole = json.value("qk_norm_whole", false);
   shape.rope_base = json.value("rope_base", 10000.0);
   shape.rope_fraction = json.value("rope_fraction", 1.0);
   if (const auto scaling = json.find("rope_scaling"); scaling != json.end()) {

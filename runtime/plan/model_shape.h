@@ -18,8 +18,11 @@ constexpr int64_t round_up(int64_t value, int64_t multiple) {
 }
 
 enum class NormType { layernorm, rmsnorm };
+enum class NormPlace { input, output, both };  // of a block: of what it reads, of what it adds
 enum class Activation { gelu_tanh, swiglu, gelu_exact, geglu };
-const char* activation_name(Activation activation);  // as train.yaml has it
+// As train.yaml has them.
+const char* activation_name(Activation activation);
+const char* norm_place_name(NormPlace place);
 enum class PositionType { learned, rope, alibi, none };
 
 // Whose names and weight layouts the parameters have in public: GPT-2's (Conv1D, [in, out], one
@@ -39,12 +42,14 @@ struct ModelShape {
   int64_t max_seq = 0;
   NormType norm = NormType::layernorm;
   double norm_eps = 1e-5;
+  NormPlace norm_place = NormPlace::input;
   Activation activation = Activation::gelu_tanh;
   PositionType position = PositionType::learned;
   double rope_base = 10000;
   double rope_fraction = 1;  // of each head, that is rotated: its first elements
   RopeScaling rope_scaling;
   bool qk_norm = false;
+  bool qk_norm_whole = false;  // of all queries of a token at once, and of all keys
   // A layer adds attention and feed-forward block of its own input, each behind its own norm, at
   // once (GPT-NeoX); or else the one behind the other.
   bool parallel_residual = false;
@@ -85,6 +90,8 @@ struct ModelShape {
   int64_t rotary_dim() const {
     return static_cast<int64_t>(static_cast<double>(head_dim) * rope_fraction);
   }
+  bool norms_inputs() const { return norm_place != NormPlace::output; }
+  bool norms_outputs() const { return norm_place != NormPlace::input; }
   // Whether one matrix of the MLP is a gate of another.
   bool gated() const { return activation == Activation::swiglu || activation == Activation::geglu; }
   // Columns of the MLP's first matmul per unit of ffn: gate and up, or up alone.

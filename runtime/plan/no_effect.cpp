@@ -24,6 +24,8 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
         "model.position.type is not rope");
   check("model.position.fraction", rope, position.fraction, built_in.model.position.fraction,
         "model.position.type is not rope");
+  check("model.qk_norm_whole", spec.model.qk_norm, spec.model.qk_norm_whole,
+        built_in.model.qk_norm_whole, "model.qk_norm is false");
   const TrainSpec::Model::Position::Scaling& scaling = position.scaling;
   const TrainSpec::Model::Position::Scaling& plain = built_in.model.position.scaling;
   const bool llama3 = scaling.type == "llama3", yarn = scaling.type == "yarn";

@@ -182,6 +182,11 @@ void check_model(const RuleInput& input, RuleBook& book) {
 
   if (head_dim && model.position == PositionType::rope) check_rotary_dim(given, model, book);
   check_rope_scaling(given.position, model, book);
+  book.rule("model.norm", "model.norm.place", !model.parallel_residual || !model.norms_outputs(),
+            fmt::format("model.norm.place {} has a norm behind each block, and with "
+                        "model.parallel_residual both are one sum",
+                        given.norm.place),
+            "set model.parallel_residual=false or model.norm.place=input");
   if (model.experts > 0) check_experts(input, book);
   const TrainSpec::Precision& precision = input.spec.precision;
   if (precision.dtype == "fp8") {

@@ -60,10 +60,16 @@ class TableBuilder {
       rows_[i].grad_sum_over = {Axis::tp, Axis::cp, Axis::ep, Axis::dp};
     }
   }
-  // A norm over the elements of each head: every TP rank sees its own heads only.
-  void add_head_norm(int layer, const std::string& slot, const std::string& name) {
-    add(layer, slot + ".weight", name + ".weight", {shape_.head_dim}, -1, InitKind::ones)
-        .grad_sum_over = {Axis::tp, Axis::cp, Axis::ep, Axis::dp};
+  // A norm over the elements of each head: every TP rank sees its own heads only. Or over those of
+  // all `heads`: a weight for each, divided as the projection's rows are.
+  void add_head_norm(int layer, const std::string& slot, const std::string& name, int64_t heads) {
+    const bool whole = shape_.qk_norm_whole;
+    const int64_t numel = (whole ? heads : 1) * shape_.head_dim;
+    ParamRow& row =
+        add(layer, slot + ".weight", name + ".weight", {numel}, whole ? 0 : -1, InitKind::ones);
+    if (whole && heads == shape_.heads) return;
+    if (whole) row.units = heads;
+    row.grad_sum_over = {Axis::tp, Axis::cp, Axis::ep, Axis::dp};
   }
 
   // Scores the experts, or the block of all, for each token: every TP rank has all of it, and the
@@ -212,32 +218,35 @@ void add_llama(TableBuilder& table, const ModelShape& shape, double residual_std
   for (int layer = 0; layer < shape.layers; ++layer) {
     const std::string base = fmt::format("model.layers.{}.", layer);
     const std::string attention = base + "self_attn.", mlp = base + "mlp.";
-    table.add_norm(layer, "attn.norm", base + "input_layernorm");
+    if (shape.norms_inputs()) table.add_norm(layer, "attn.norm", base + "input_layernorm");
     table.add_linear(layer, "attn.qkv", h,
                      {{attention + "q_proj", shape.query_width()},
                       {attention + "k_proj", shape.kv_width(), shape.kv_heads},
                       {attention + "v_proj", shape.kv_width(), shape.kv_heads}},
                      Split::column, std, shape.qkv_bias);
     if (shape.qk_norm) {
-      table.add_head_norm(layer, "attn.q_norm", attention + "q_norm");
-      table.add_head_norm(layer, "attn.k_norm", attention + "k_norm");
+      table.add_head_norm(layer, "attn.q_norm", attention + "q_norm", shape.heads);
+      table.add_head_norm(layer, "attn.k_norm", attention + "k_norm", shape.kv_heads);
     }
     table.add_linear(layer, "attn.proj", shape.query_width(), {{attention + "o_proj", h}},
                      Split::row, residual_std, shape.bias);
-    table.add_norm(layer, "mlp.norm", base + "post_attention_layernorm");
+    // Gemma 2's and OLMo 2's names where outputs have norms: there what is "post attention" is.
+    const bool outputs = shape.norms_outputs();
+    if (outputs) table.add_norm(layer, "attn.norm_behind", base + "post_attention_layernorm");
+    if (shape.norms_inputs()) {
+      table.add_norm(layer, "mlp.norm",
+                     base + (outputs ? "pre_feedforward_layernorm" : "post_attention_layernorm"));
+    }
     if (shape.is_mixture(layer)) {
       add_experts(table, shape, layer, base, residual_std);
-      continue;
-    }
-    if (shape.gated()) {
-      table.add_linear(layer, "mlp.up", h, {{mlp + "gate_proj", ffn}, {mlp + "up_proj", ffn}},
-                       Split::column, std, shape.bias);
     } else {
-      table.add_linear(layer, "mlp.up", h, {{mlp + "up_proj", ffn}}, Split::column, std,
+      std::vector<TableBuilder::Part> up = {{mlp + "up_proj", ffn}};
+      if (shape.gated()) up.insert(up.begin(), {mlp + "gate_proj", ffn});
+      table.add_linear(layer, "mlp.up", h, up, Split::column, std, shape.bias);
+      table.add_linear(layer, "mlp.down", ffn, {{mlp + "down_proj", h}}, Split::row, residual_std,
                        shape.bias);
     }
-    table.add_linear(layer, "mlp.down", ffn, {{mlp + "down_proj", h}}, Split::row, residual_std,
-                     shape.bias);
+    if (outputs) table.add_norm(layer, "mlp.norm_behind", base + "post_feedforward_layernorm");
   }
   const int head = static_cast<int>(shape.layers);
   table.add_norm(head, "norm", "model.norm");

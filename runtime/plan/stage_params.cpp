@@ -27,20 +27,32 @@ LayerTensors layer_tensors(const ModelShape& model, const LayoutChoice& layout) 
   const bool in_norms = model.bias || model.family() == Family::llama;  // shard_table.cpp
   const double norm_bias = model.norm == NormType::layernorm && in_norms ? h : 0;
   const double head_norm = model.qk_norm ? static_cast<double>(model.head_dim) : 0;
+  const bool whole = model.qk_norm_whole;
+  const double before = model.norms_inputs() ? 1 : 0, behind = model.norms_outputs() ? 1 : 0;
   LayerTensors tensors;
-  tensors.dense = {
-      h,        norm_bias, h * (q + 2 * kv), qkv_bias * (q + 2 * kv), head_norm, head_norm, q * h,
-      bias * h, h,         norm_bias};
+  tensors.dense = {before * h,
+                   before * norm_bias,
+                   h * (q + 2 * kv),
+                   qkv_bias * (q + 2 * kv),
+                   whole ? q : head_norm,
+                   whole ? kv : head_norm,
+                   q * h,
+                   bias * h,
+                   behind * h,
+                   behind * norm_bias,
+                   before * h,
+                   before * norm_bias};
   std::vector<double> mlp = {parts * h * ffn, bias * parts * ffn, h * ffn, bias * h};
   if (model.experts == 0) {
     tensors.dense.insert(tensors.dense.end(), mlp.begin(), mlp.end());
-    return tensors;
+  } else {
+    for (const double of_all : {h * static_cast<double>(model.experts), parts * h * shared,
+                                h * shared, model.shared_gate ? h : 0}) {
+      tensors.dense.push_back(of_all);
+    }
+    tensors.expert = std::move(mlp);
   }
-  for (const double of_all : {h * static_cast<double>(model.experts), parts * h * shared,
-                              h * shared, model.shared_gate ? h : 0}) {
-    tensors.dense.push_back(of_all);
-  }
-  tensors.expert = std::move(mlp);
+  for (const double of_all : {behind * h, behind * norm_bias}) tensors.dense.push_back(of_all);
   return tensors;
 }
 

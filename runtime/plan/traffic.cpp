@@ -73,11 +73,13 @@ LinkBytes tensor_per_micro_batch(const ModelShape& shape, const MemoryNeeds& nee
     reductions += 1;
   }
   LinkBytes bytes;
+  int64_t norms = 2 * chunk.layers;  // of all heads, each way: a sum for queries, one for keys
   for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
     if (!group.again) continue;
+    norms += group.layers;
     gathers += 2 * group.layers;
-    // Backward does not need the group's output.
-    reductions += (parallel ? 1 : 2) * group.layers - 1;
+    // Backward does not need the group's output, unless a norm behind its last block has that.
+    reductions += (parallel ? 1 : 2) * group.layers - (shape.norms_outputs() ? 0 : 1);
     if (needs.recompute.distribute) bytes.all_gather += activation;
   }
   if (needs.sequence_parallel) {
@@ -87,6 +89,7 @@ LinkBytes tensor_per_micro_batch(const ModelShape& shape, const MemoryNeeds& nee
     bytes.all_reduce += reductions * activation;
   }
   if (chunk.head) bytes.all_reduce += tokens * 4 + 2 * tokens * 4;  // cross-entropy: max, two sums
+  if (shape.qk_norm_whole) bytes.all_reduce += norms * 2 * tokens * 4;
   return bytes;
 }
 
@@ -128,7 +131,8 @@ LinkBytes experts_per_micro_batch(const ModelShape& shape, const MemoryNeeds& ne
     if (!group.again) continue;
     const int64_t of_group = shape.mixtures_in(group.first_layer, group.end_layer());
     again += of_group;
-    sent_again += 2 * of_group - (shape.is_mixture(group.end_layer() - 1) ? 1 : 0);
+    const bool ends = shape.is_mixture(group.end_layer() - 1) && !shape.norms_outputs();
+    sent_again += 2 * of_group - (ends ? 1 : 0);
   }
   LinkBytes bytes;
   bytes.all_to_all = layers * rows * (4 * row + 2 * 4) + sent_again * rows * row;

@@ -99,6 +99,23 @@ Section model_section() {
                .above_min = true,
                .known_as = {"layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps",
                             "rms_norm_eps", "epsilon"}},
+              {.key = "model.norm.place",
+               .field = [](TrainSpec& s) -> Field { return &s.model.norm.place; },
+               .doc = "Where attention and the feed-forward block have their norms; one at the end "
+                      "of the model there is always.",
+               .choices = {{"input", "before each: of what it reads, as GPT-2 and LLaMA"},
+                           {"output", "behind each: of what it adds, x + norm(f(x)), as OLMo 2"},
+                           {"both", "before and behind each, as Gemma 2 and GLM-4"}},
+               .refused = {{"pre", "input", ""},
+                           {"pre_norm", "input", ""},
+                           {"before", "input", ""},
+                           {"sandwich", "both", ""},
+                           {"after", "output", ""},
+                           {"post", "",
+                            "is ambiguous: the norm of a sum, as in BERT, is not here; of what a "
+                            "block adds it is 'output'"}},
+               .known_as = {"norm_position", "norm_placement", "post_norm", "norm_after",
+                            "sandwich_norm"}},
               {.key = "model.position.type",
                .field = [](TrainSpec& s) -> Field { return &s.model.position.type; },
                .doc = "How positions enter the model.",
@@ -260,6 +277,11 @@ Section model_section() {
                .field = [](TrainSpec& s) -> Field { return &s.model.qk_norm; },
                .doc = "An RMS norm of every query and key head, before the rotation.",
                .known_as = {"qk_layernorm", "use_qk_norm", "qk_rms_norm"}},
+              {.key = "model.qk_norm_whole",
+               .field = [](TrainSpec& s) -> Field { return &s.model.qk_norm_whole; },
+               .doc = "The norm of `model.qk_norm` is one of all of a token's query heads, and one "
+                      "of all its key heads (OLMo 2), in place of one of each head. With tensor "
+                      "parallelism ranks add up two numbers per token for it."},
               {.key = "model.parallel_residual",
                .field = [](TrainSpec& s) -> Field { return &s.model.parallel_residual; },
                .doc = "Attention and feed-forward block both read a layer's input, each behind its "

@@ -30,6 +30,7 @@ struct TrainSpec {
     struct Norm {
       std::string type = "layernorm";  // layernorm | rmsnorm
       double eps = 1e-5;
+      std::string place = "input";  // input | output | both: of attention and feed-forward block
     } norm;
     struct Position {
       std::string type = "learned";  // learned | rope | alibi | none
@@ -55,6 +56,7 @@ struct TrainSpec {
     std::string qkv_bias = "auto";   // auto (as bias) | true | false: of queries, keys and values
     int64_t sliding_window = 0;      // newest positions that a query sees, its own too; 0 = all
     bool qk_norm = false;            // RMS norm of every query and key head
+    bool qk_norm_whole = false;      // or of all of a token's queries, and all its keys, at once
     bool parallel_residual = false;  // attention and feed-forward block side by side
     // Mixture of experts (model.moe.*): the feed-forward block of a layer is `experts` of them.
     struct Moe {

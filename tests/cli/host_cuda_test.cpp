@@ -117,7 +117,8 @@ TEST_CASE("what nvcc has made of the GPU engine trains as the CPU") {
   }
 }
 
-TEST_CASE("blocks side by side with exact GELU, and Gemma's, on GPUs are those of the CPU") {
+TEST_CASE(
+    "blocks side by side with exact GELU, Gemma's and OLMo 2's on GPUs are those of the CPU") {
   std::vector<std::string> model = {"model.position.type=rope", "train.micro_batch=2"};
   const auto trained = [&](int ranks, const Env& env, std::vector<std::string> settings) {
     settings.insert(settings.end(), model.begin(), model.end());
@@ -135,6 +136,11 @@ TEST_CASE("blocks side by side with exact GELU, and Gemma's, on GPUs are those o
     model.insert(model.end(),
                  {"model.activation=geglu", "model.embedding_scale=4", "model.norm.type=rmsnorm",
                   "model.bias=false", "model.head_dim=256"});
+  }
+  SUBCASE("OLMo 2") {
+    model.insert(model.end(),
+                 {"model.activation=swiglu", "model.norm.type=rmsnorm", "model.norm.place=output",
+                  "model.qk_norm=true", "model.qk_norm_whole=true", "model.bias=false"});
   }
   const std::vector<double> cpu = trained(1, {{"MTL_DEVICE", "cpu"}}, {});
   CHECK(cpu.size() == 6);

@@ -234,6 +234,13 @@ TEST_CASE("settings that change what runs are named") {
   spec.model.embedding_scale = 45.254833995939045;
   CHECK(has(text_of(spec, 1, 200), ", geglu, "));
   CHECK(has(text_of(spec, 1, 200), ", parallel residual, embeddings times 45.25, "));
+  spec.model.parallel_residual = false;
+  spec.model.norm.place = "output";
+  CHECK(has(text_of(spec, 1, 200), "norm behind blocks, geglu, "));
+  spec.model.norm.place = "both";
+  spec.model.qk_norm = spec.model.qk_norm_whole = true;
+  CHECK(has(text_of(spec, 1, 200), "norm before and behind blocks, geglu, "));
+  CHECK(has(text_of(spec, 1, 200), ", QK-norm of all heads, "));
   spec.precision.dtype = "fp16";
   CHECK(has(text_of(spec, 1, 100),
             "precision   fp16; master weights, gradients and optimizer in "

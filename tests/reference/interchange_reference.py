@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Small models of others for the tests of runtime/interchange, with their logits.
 
-Needs PyTorch, transformers (4.51 or later), safetensors and NumPy:
+Needs PyTorch, transformers (4.54 or later), safetensors and NumPy:
 
   python3 interchange_reference.py            writes interchange/ beside this file
   python3 interchange_reference.py NAME...    these of its Hugging Face folders alone
@@ -55,6 +55,11 @@ def configs():
         head_dim=16, hidden_activation="gelu_pytorch_tanh", **llama_like())
     yield "qwen2", transformers.Qwen2Config(rope_theta=10000.0, tie_word_embeddings=True,
                                             **llama_like())
+    yield "olmo2", transformers.Olmo2Config(pad_token_id=None, rope_theta=5000.0, **llama_like())
+    yield "olmoe", transformers.OlmoeConfig(pad_token_id=None, num_experts=6, num_experts_per_tok=2,
+                                            **llama_like(16))
+    yield "exaone4", transformers.Exaone4Config(
+        sliding_window=None, layer_types=["full_attention"] * 2, **llama_like())
     yield "mixtral", transformers.MixtralConfig(num_local_experts=4, num_experts_per_tok=2,
                                                 sliding_window=None, **llama_like(16))
     yield "qwen2-moe", transformers.Qwen2MoeConfig(

@@ -2,8 +2,9 @@
 """Reference numbers of the LLaMA family for the parity tests, from PyTorch.
 
 Models of four layers, in the manner of gpt2_reference.py: LLaMA itself, variants with what Llama 3
-and Qwen 3, Qwen 2, and Mistral add, StableLM, GPT-NeoX, Gemma, and one with ALiBi. README.md beside this
-file defines every number exactly.
+and Qwen 3, Qwen 2, and Mistral add, StableLM, GPT-NeoX, Gemma, one with ALiBi, OLMo 2, and one with
+norms on both sides of its blocks, as Gemma 2 has them. README.md beside this file defines every
+number exactly.
 
   llama_small.json               LLaMA: 50 steps in float64, float32 and bfloat16
   llama_small_grads.safetensors  its gradients of the first step (before clipping)
@@ -16,6 +17,10 @@ file defines every number exactly.
   llama_gemma.json               GELU's tanh form as a gate, scaled embeddings, tied, one key head,
                                  heads wider than hidden / heads: 10 steps
   llama_alibi.json               ALiBi, LayerNorm, GELU without a gate, one key head, tied: 10 steps
+  llama_olmo2.json               norms of what the blocks give instead of what they get, norms of all
+                                 queries and of all keys of a position as one: 10 steps
+  llama_sandwich.json            norms of what the blocks get and of what they give, GELU's tanh form
+                                 as a gate, biases, tied: 10 steps
 """
 import math
 
@@ -45,12 +50,27 @@ GEMMA = {**LLAMA, "kv_heads": 1, "head_dim": 32, "activation": "geglu", "tie_emb
          "embedding_scale": 8.0}
 ALIBI = {**LLAMA, "kv_heads": 1, "activation": "gelu", "norm": {"type": "layernorm", "eps": 1e-5},
          "position": {"type": "alibi"}, "tie_embeddings": True}
+OLMO2 = {**LLAMA, "norm_place": "output", "qk_norm": True, "qk_norm_whole": True}
+SANDWICH = {**LLAMA, "kv_heads": 4, "norm_place": "both", "activation": "geglu", "bias": True,
+            "tie_embeddings": True}
+
+# The norms of a layer where "norm_place" is that ("input" where a model does not say): before and
+# behind attention, before and behind the feed-forward block.
+NORMS = {"input": ("input_layernorm", None, "post_attention_layernorm", None),
+         "output": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+         "both": ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+                  "post_feedforward_layernorm")}
+
+
+def norms_of(model):
+    return NORMS[model.get("norm_place", "input")]
 
 
 def parameters(model):
     """(name, shape) in the order of the model; matrices are [out, in]."""
     h, f, d = model["hidden"], model["ffn"], model["head_dim"]
     q, kv = model["heads"] * d, model["kv_heads"] * d
+    before, behind, before_mlp, behind_mlp = norms_of(model)
 
     def matrix(name, rows, columns):
         yield name + ".weight", (rows, columns)
@@ -58,7 +78,10 @@ def parameters(model):
         if model["bias"] or qkv:
             yield name + ".bias", (rows,)
 
-    def norm(name):
+    def norm(layer, which):
+        if which is None:
+            return
+        name = layer + which
         yield name + ".weight", (h,)
         if model["norm"]["type"] == "layernorm":
             yield name + ".bias", (h,)
@@ -66,20 +89,23 @@ def parameters(model):
     yield "model.embed_tokens.weight", (VOCAB, h)
     for n in range(model["layers"]):
         p = f"model.layers.{n}."
-        yield from norm(p + "input_layernorm")
+        yield from norm(p, before)
         yield from matrix(p + "self_attn.q_proj", q, h)
         yield from matrix(p + "self_attn.k_proj", kv, h)
         yield from matrix(p + "self_attn.v_proj", kv, h)
         yield from matrix(p + "self_attn.o_proj", h, q)
         if model["qk_norm"]:
-            yield p + "self_attn.q_norm.weight", (d,)
-            yield p + "self_attn.k_norm.weight", (d,)
-        yield from norm(p + "post_attention_layernorm")
+            whole = model.get("qk_norm_whole", False)
+            yield p + "self_attn.q_norm.weight", (q if whole else d,)
+            yield p + "self_attn.k_norm.weight", (kv if whole else d,)
+        yield from norm(p, behind)
+        yield from norm(p, before_mlp)
         if model["activation"] in ("swiglu", "geglu"):
             yield from matrix(p + "mlp.gate_proj", f, h)
         yield from matrix(p + "mlp.up_proj", f, h)
         yield from matrix(p + "mlp.down_proj", h, f)
-    yield from norm("model.norm")
+        yield from norm(p, behind_mlp)
+    yield from norm("model.", "norm")
     if not model["tie_embeddings"]:
         yield "lm_head.weight", (VOCAB, h)
 
@@ -123,6 +149,8 @@ def make_forward(model):
     h, d, heads, kv_heads = (model[key] for key in ("hidden", "head_dim", "heads", "kv_heads"))
     eps = model["norm"]["eps"]
     kind = model["position"]["type"]
+    before, behind, before_mlp, behind_mlp = norms_of(model)
+    whole = model.get("qk_norm_whole", False)
     places = torch.arange(SEQ, dtype=torch.float64)
     if kind == "rope":
         angles = torch.outer(places, torch.tensor(frequencies(model), dtype=torch.float64))
@@ -144,7 +172,10 @@ def make_forward(model):
         dtype = w["model.embed_tokens.weight"].dtype
         mask = future.to(dtype)
 
-        def norm(s, p):
+        def norm(s, layer, which):
+            if which is None:
+                return s
+            p = layer + which
             gain = number.weight(w[p + ".weight"])
             if model["norm"]["type"] == "rmsnorm":
                 return number.store(rms(number.wide(s), gain, eps))
@@ -155,10 +186,17 @@ def make_forward(model):
             return linear(number, a, w[p + ".weight"].t(), w.get(p + ".bias"))
 
         def heads_of(a, p, count):
-            a = number.wide(project(a, p + "_proj")).view(b, t, count, d).transpose(1, 2)
-            if model["qk_norm"] and not p.endswith("v"):
-                gain = number.weight(w[p + "_norm.weight"])
-                a = number.wide(number.store(rms(a, gain, eps)))
+            def normed(a):
+                if not model["qk_norm"] or p.endswith("v"):
+                    return a
+                return number.wide(number.store(rms(a, number.weight(w[p + "_norm.weight"]), eps)))
+
+            a = number.wide(project(a, p + "_proj"))
+            if whole:
+                a = normed(a)
+            a = a.view(b, t, count, d).transpose(1, 2)
+            if not whole:
+                a = normed(a)
             if kind == "rope" and not p.endswith("v"):
                 a = number.wide(number.store(rotate(a, cos64.to(dtype), sin64.to(dtype))))
             return a.repeat_interleave(heads // count, dim=1)
@@ -168,14 +206,14 @@ def make_forward(model):
             s = number.store(number.wide(s) * model["embedding_scale"])
         for n in range(model["layers"]):
             p = f"model.layers.{n}."
-            a = norm(s, p + "input_layernorm")
+            a = norm(s, p, before)
             q, k, v = (heads_of(a, p + f"self_attn.{which}", count)
                        for which, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)))
             score = torch.softmax(q @ k.transpose(2, 3) / math.sqrt(d) + mask, dim=-1)
             a = number.store((score @ v).transpose(1, 2).reshape(b, t, heads * d))
-            attended = s + project(a, p + "self_attn.o_proj")
+            attended = s + norm(project(a, p + "self_attn.o_proj"), p, behind)
             parallel = model.get("parallel_residual", False)
-            a = norm(s if parallel else attended, p + "post_attention_layernorm")
+            a = norm(s if parallel else attended, p, before_mlp)
             s = attended
             up = number.wide(project(a, p + "mlp.up_proj"))
             if model["activation"] == "swiglu":
@@ -185,8 +223,8 @@ def make_forward(model):
             else:
                 exact = model["activation"] == "gelu_exact"
                 inner = F.gelu(up, approximate="none" if exact else "tanh")
-            s = s + project(number.store(inner), p + "mlp.down_proj")
-        s = norm(s, "model.norm")
+            s = s + norm(project(number.store(inner), p + "mlp.down_proj"), p, behind_mlp)
+        s = norm(s, "model.", "norm")
         head = "model.embed_tokens" if model["tie_embeddings"] else "lm_head"
         logits = number.wide(linear(number, s, w[head + ".weight"].t()))
         return F.cross_entropy(logits.reshape(-1, VOCAB), y.reshape(-1))
@@ -202,7 +240,8 @@ def main():
     write_safetensors(out / "llama_small_grads.safetensors", gradients)
     for name, model in (("llama_scaled", SCALED), ("llama_qwen2", QWEN2), ("llama_window", WINDOW),
                         ("llama_stablelm", STABLELM), ("llama_neox", NEOX), ("llama_alibi", ALIBI),
-                        ("llama_gemma", GEMMA)):
+                        ("llama_gemma", GEMMA), ("llama_olmo2", OLMO2),
+                        ("llama_sandwich", SANDWICH)):
         result, _ = compare(parameters(model), make_forward(model), model, steps=10)
         write_json(out / f"{name}.json", result)
 

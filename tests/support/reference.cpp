@@ -51,6 +51,8 @@ void read_model(const nlohmann::json& json, TrainSpec::Model& model) {
   model.sliding_window = json.value("sliding_window", int64_t{0});
   json.at("norm").at("type").get_to(model.norm.type);
   json.at("norm").at("eps").get_to(model.norm.eps);
+  model.norm.place = json.value("norm_place", "input");
+  model.qk_norm_whole = json.value("qk_norm_whole", false);
   if (const auto moe = json.find("moe"); moe != json.end()) {
     moe->at("experts").get_to(model.moe.experts);
     moe->at("topk").get_to(model.moe.topk);

@@ -106,7 +106,13 @@ void draw_model(Draw& draw, Settings& s) {
                         : "rope");
   if (experts || (any ? draw.chance(0.5) : !gpt2)) s.set("model.bias", "false");
   if (family == "qwen" || (any && draw.chance(0.3))) s.set("model.qkv_bias", "true");
-  if (draw.chance(gpt2 ? 0.05 : 0.35)) s.set("model.qk_norm", "true");
+  if (draw.chance(gpt2 ? 0.05 : 0.35)) {
+    s.set("model.qk_norm", "true");
+    if (draw.chance(0.4)) s.set("model.qk_norm_whole", "true");
+  }
+  if (s.text("model.parallel_residual").empty() && draw.chance(gpt2 ? 0.1 : 0.3)) {
+    s.set("model.norm.place", draw.pick({"output", "output", "both"}));
+  }
   if (draw.chance(0.15)) s.set("model.embedding_scale", draw.pick({"0.5", "5.66"}));
   draw_choices(draw, s, kModel);
   if (experts) draw_mixture(draw, s);

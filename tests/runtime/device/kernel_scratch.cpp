@@ -113,6 +113,11 @@ TEST_CASE("kernel scratch: of the ops that take the most where attention has roo
   spec.model.tie_embeddings = false;
   spec.model.qk_norm = true;
   check_scratch(spec, {.pp = 2}, Backward::measured);
+  spec.model.qk_norm_whole = true;
+  spec.model.norm.place = "output";
+  check_scratch(spec, {.tp = 2}, Backward::measured);
+  spec.model.qk_norm_whole = false;
+  spec.model.norm.place = "input";
   spec.model.moe.experts = 4;
   check_scratch(spec, {.ep = 2}, Backward::measured);
   spec.precision.dtype = "fp8";

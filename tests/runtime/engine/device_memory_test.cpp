@@ -52,6 +52,14 @@ TrainSpec neox_spec(const std::string& dtype) {
   return spec;
 }
 
+TrainSpec olmo_spec(const std::string& dtype) {
+  TrainSpec spec = llama_spec(dtype);
+  spec.model.norm.place = "output";
+  spec.model.qk_norm_whole = true;
+  spec.model.dropout = {0.1, 0.1};
+  return spec;
+}
+
 TrainSpec mixtral_spec(const std::string& dtype) {
   TrainSpec spec = llama_spec(dtype);
   spec.model.moe = {.experts = 4,
@@ -146,8 +154,8 @@ TEST_CASE("a device that the host cannot look into trains, saves, resumes and ev
   const TempDir folder;
   int number = 0;
   for (const char* dtype : {"fp32", "bf16", "fp16", "fp8"}) {
-    for (const TrainSpec& spec :
-         {gpt2_spec(dtype), llama_spec(dtype), neox_spec(dtype), mixtral_spec(dtype)}) {
+    for (const TrainSpec& spec : {gpt2_spec(dtype), llama_spec(dtype), neox_spec(dtype),
+                                  olmo_spec(dtype), mixtral_spec(dtype)}) {
       CAPTURE(dtype);
       CAPTURE(spec.model.activation);
       const auto dir = [&] { return folder.path() / std::to_string(++number) / "step-00000003"; };

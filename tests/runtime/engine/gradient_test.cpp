@@ -161,6 +161,25 @@ TEST_CASE("gradients of the whole model agree with finite differences") {
     spec.model.parallel_residual = true;
     check_gradients(spec);
   }
+  SUBCASE("norms behind blocks, and one of all heads") {
+    TrainSpec spec = tiny_llama();
+    spec.model.norm.place = "output";
+    spec.model.qk_norm = spec.model.qk_norm_whole = true;
+    check_gradients(spec);
+  }
+  SUBCASE("norms before and behind blocks with biases, made again") {
+    TrainSpec spec = tiny_spec();
+    spec.model.norm.place = "both";
+    spec.model.position.type = "rope";  // else the gradients of biases of keys are 0
+    spec.train.micro_batch = 1;
+    spec.recompute.mode = "full";
+    check_gradients(spec);
+  }
+  SUBCASE("norms behind a mixture of experts") {
+    TrainSpec spec = tiny_mixtral();
+    spec.model.norm.place = "output";
+    check_gradients(spec);
+  }
   for (const bool tied : {false, true}) {
     SUBCASE(tied ? "GELU as a gate, scaled embeddings, tied head"
                  : "GELU as a gate, scaled embeddings") {

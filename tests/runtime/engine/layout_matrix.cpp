@@ -43,6 +43,17 @@ TrainSpec spec_of(Model model) {
     spec.model.position.fraction = 0.5;
     spec.model.parallel_residual = true;
   }
+  if (model == Model::olmo) {
+    spec.model.kv_heads = 2;
+    spec.model.ffn = 80;
+    use_llama_blocks(spec);
+    spec.model.norm.place = "output";
+    spec.model.qk_norm = spec.model.qk_norm_whole = true;
+  }
+  if (model == Model::sandwich) {
+    spec.model.norm.place = "both";
+    spec.model.position.type = "rope";  // else the gradients of biases of keys are sums to 0
+  }
   spec.train.seed = 11;
   spec.lr.max = 1e-3;
   spec.lr.warmup = 2;

@@ -26,7 +26,16 @@ inline constexpr int64_t kSteps = kSanitized ? 2 : 10;  // of what is compared w
 // growth of a loss scale.
 inline constexpr int64_t kBitSteps = kSanitized ? 2 : 3;
 
-enum class Model { gpt2_tied, gpt2_untied, llama_tied, llama_untied, mixtral, neox };
+enum class Model {
+  gpt2_tied,
+  gpt2_untied,
+  llama_tied,
+  llama_untied,
+  mixtral,
+  neox,
+  olmo,
+  sandwich
+};
 inline constexpr Model kModels[] = {Model::gpt2_tied, Model::llama_untied, Model::gpt2_untied,
                                     Model::llama_tied};
 // Two that stand for the others. What goes wrong with memory where a run is divided does so with

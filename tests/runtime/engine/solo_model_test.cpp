@@ -77,6 +77,19 @@ ModelShape gemma_shape() {
   return shape;
 }
 
+ModelShape olmo_shape() {
+  ModelShape shape = llama_shape();
+  shape.norm_place = NormPlace::output;
+  shape.qk_norm_whole = true;
+  return shape;
+}
+
+ModelShape sandwich_shape() {
+  ModelShape shape = gpt2_shape();
+  shape.norm_place = NormPlace::both;
+  return shape;
+}
+
 ModelShape mixtral_shape() {
   ModelShape shape = llama_shape();
   shape.qk_norm = false;
@@ -129,7 +142,8 @@ TEST_CASE("passes that go on give the logits of one pass over everything") {
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 3 * i) % 50);
   for (const ModelShape& shape :
        {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), partial_shape(), neox_shape(),
-        gemma_shape(), mixtral_shape(), gated_shape(), balanced_shape()}) {
+        gemma_shape(), olmo_shape(), sandwich_shape(), mixtral_shape(), gated_shape(),
+        balanced_shape()}) {
     Model piecewise(shape);
     int64_t past = 0;
     for (const int64_t length : {1, 2, 3, 40, 63, 64, 65, 66, 128, 149, 150}) {
@@ -152,7 +166,8 @@ TEST_CASE("a prompt in passes gives the logits of one pass, and takes memory for
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 3 * i) % 50);
   for (const ModelShape& shape :
        {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), partial_shape(), neox_shape(),
-        gemma_shape(), mixtral_shape(), gated_shape(), balanced_shape()}) {
+        gemma_shape(), olmo_shape(), sandwich_shape(), mixtral_shape(), gated_shape(),
+        balanced_shape()}) {
     for (const int64_t pass_tokens : {1, 7, 64, 149}) {
       CAPTURE(pass_tokens);
       Model whole(shape), cut(shape, shape.max_seq, pass_tokens);
@@ -188,7 +203,8 @@ TEST_CASE("a shorter context has the bits of the whole one") {
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 7 * i) % 50);
   for (const ModelShape& shape :
        {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), partial_shape(), neox_shape(),
-        gemma_shape(), mixtral_shape(), gated_shape(), balanced_shape()}) {
+        gemma_shape(), olmo_shape(), sandwich_shape(), mixtral_shape(), gated_shape(),
+        balanced_shape()}) {
     Model whole(shape), shorter(shape, 100);
     int64_t past = 0;
     for (const int64_t length : {40, 41, 64, 65, 99, 100}) {

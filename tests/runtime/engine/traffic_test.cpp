@@ -19,7 +19,7 @@ namespace {
 
 constexpr int32_t kVocab = 61;
 
-enum class Model { gpt2_tied, gpt2_untied, llama_tied, llama_untied, mixtral, neox };
+enum class Model { gpt2_tied, gpt2_untied, llama_tied, llama_untied, mixtral, neox, olmo, olmoe };
 // Every block, head and mixture in some type; what a layout sends knows of a type the bytes of an
 // element, and of FP8 the linears that have copies.
 struct OfType {
@@ -27,8 +27,8 @@ struct OfType {
   std::vector<Model> models;
 };
 const OfType kRuns[] = {
-    {"fp32", {Model::gpt2_tied, Model::llama_untied, Model::mixtral}},
-    {"bf16", {Model::gpt2_untied, Model::llama_tied, Model::mixtral}},
+    {"fp32", {Model::gpt2_tied, Model::llama_untied, Model::mixtral, Model::olmo}},
+    {"bf16", {Model::gpt2_untied, Model::llama_tied, Model::mixtral, Model::olmoe}},
     {"fp8", {Model::gpt2_tied, Model::llama_untied, Model::mixtral, Model::neox}}};
 
 // Four layers, four heads, in the LLaMAs two KV heads (so that tp 4 copies them); 8 sequences a
@@ -37,7 +37,9 @@ TrainSpec spec_of(Model model) {
   TrainSpec spec =
       spec_with({.layers = 4, .global_batch = 8, .micro_batch = 1, .seq_len = 8, .steps = 10});
   spec.model.tie_embeddings = model == Model::gpt2_tied || model == Model::llama_tied;
-  if (model == Model::mixtral) {
+  const bool mixture = model == Model::mixtral || model == Model::olmoe;
+  const bool olmo = model == Model::olmo || model == Model::olmoe;
+  if (mixture) {
     spec.model.moe = {.experts = 3,
                       .topk = 2,
                       .aux_loss = 0.01,
@@ -47,11 +49,15 @@ TrainSpec spec_of(Model model) {
                       .expert_bias = true};
     spec.model.qkv_bias = "true";
   }
-  if (model == Model::llama_tied || model == Model::llama_untied || model == Model::mixtral) {
+  if (model == Model::llama_tied || model == Model::llama_untied || mixture || olmo) {
     spec.model.kv_heads = 2;
     spec.model.ffn = 80;
     use_llama_blocks(spec);
-    spec.model.qk_norm = model == Model::llama_tied;
+    spec.model.qk_norm = model == Model::llama_tied || olmo;
+  }
+  if (olmo) {
+    spec.model.qk_norm_whole = true;
+    spec.model.norm.place = "output";
   }
   if (model == Model::neox) {
     spec.model.activation = "gelu_exact";
@@ -259,7 +265,7 @@ TEST_CASE("the bytes of every link in a step are the planned ones to the byte") 
         CAPTURE(static_cast<int>(model));
         CAPTURE(runs.dtype);
         CAPTURE(variant.name);
-        if (variant.layout.ep > 1 && model != Model::mixtral) continue;
+        if (variant.layout.ep > 1 && model != Model::mixtral && model != Model::olmoe) continue;
         TrainSpec spec = spec_of(model);
         if (variant.layout.ep > 1) {
           // Planned are the rows that leave where each expert gets as many: here all get all.

@@ -134,6 +134,47 @@ TEST_CASE("whatever function a gate has, and scaled embeddings, take the same me
         forecast_memory(workload_of(swiglu), layout_of(swiglu)).total);
 }
 
+TEST_CASE(
+    "memory of norms behind blocks, and of all heads, is that of the arena within 2 percent") {
+  for (const bool experts : {false, true}) {
+    for (const char* place : {"output", "both"}) {
+      for (const auto& [tp, pp, cp] : {std::tuple{1, 1, 1}, {4, 1, 1}, {2, 2, 1}, {1, 1, 4}}) {
+        for (const char* dtype : {"fp32", "bf16", "fp8"}) {
+          for (const char* mode : {"none", "selective", "full"}) {
+            TrainSpec spec = llama_like();
+            spec.model.layers = 8;
+            spec.model.kv_heads = 2;  // which four ranks have copies of
+            spec.model.norm.place = place;
+            spec.model.qk_norm = spec.model.qk_norm_whole = true;
+            if (experts) spec.model.moe = mixture_of_4();
+            spec.parallel.tp = tp;
+            spec.parallel.pp = pp;
+            spec.parallel.cp = cp;
+            spec.train.micro_batch = 2;
+            spec.precision.dtype = dtype;
+            spec.recompute.mode = mode;
+            if (mode == std::string("selective")) spec.recompute.modules = {"norm", "mlp_act"};
+            const Plan plan = plan_of(spec, tp * pp * cp * 2);
+            const MemoryForecast memory = forecast_memory(workload_of(plan), layout_of(plan));
+            INFO(fmt::format("{} experts {} tp {} pp {} cp {} {} {}", place, experts, tp, pp, cp,
+                             dtype, mode));
+            CHECK(memory.total ==
+                  doctest::Approx(static_cast<double>(plan.peak_bytes())).epsilon(0.02));
+            CHECK(memory.activations ==
+                  doctest::Approx(static_cast<double>(
+                                      arena(plan).bytes_of_category(MemoryCategory::activations)))
+                      .epsilon(0.01));
+            CHECK(memory.weights ==
+                  doctest::Approx(
+                      static_cast<double>(arena(plan).bytes_of_category(MemoryCategory::weights)))
+                      .epsilon(0.01));
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("memory of blocks side by side is that of the arena within 2 percent") {
   for (const int tp : {1, 2}) {
     for (const int pp : {1, 2}) {

@@ -45,8 +45,9 @@ TEST_CASE("bytes between replicas are those of the plan, copies of shards includ
 TEST_CASE("bytes inside layers and between stages are those of the plan, stage by stage") {
   const Cluster& cluster = *find_cluster("h100-80g");
   int checked = 0;
-  for (const char* mode : {"none", "core", "mlp", "some", "uniform1", "uniform3", "block2",
-                           "divided", "side by side", "side by side 1", "side by side 3"}) {
+  for (const char* mode :
+       {"none", "core", "mlp", "some", "uniform1", "uniform3", "block2", "divided", "side by side",
+        "side by side 1", "side by side 3", "olmo", "olmo 1", "olmo 3"}) {
     for (const char* sp : {"auto", "false"}) {
       for (const auto& [tp, cp, ep, pp, chunks] : {std::tuple{2, 1, 1, 1, 1},
                                                    {4, 1, 1, 2, 1},
@@ -57,9 +58,9 @@ TEST_CASE("bytes inside layers and between stages are those of the plan, stage b
                                                    {2, 1, 2, 2, 1},
                                                    {1, 2, 2, 1, 1}}) {
         std::string kind = mode;
-        const bool parallel = kind.starts_with("side");
+        const bool parallel = kind.starts_with("side"), olmo = kind.starts_with("olmo");
         if (parallel && ep > 1) continue;
-        if (parallel)
+        if (parallel || olmo)
           kind = kind.ends_with("1") ? "uniform1" : kind.ends_with("3") ? "uniform3" : "none";
         if (kind == "divided" && (tp == 1 || std::string(sp) == "auto")) continue;
         TrainSpec spec = llama_like();
@@ -72,6 +73,10 @@ TEST_CASE("bytes inside layers and between stages are those of the plan, stage b
         spec.parallel.virtual_stages = chunks;
         spec.parallel.sp = sp;
         spec.model.parallel_residual = parallel;
+        if (olmo) {
+          spec.model.norm.place = "output";
+          spec.model.qk_norm = spec.model.qk_norm_whole = true;
+        }
         if (ep > 1) {
           spec.model.moe = mixture_of_4();
         }

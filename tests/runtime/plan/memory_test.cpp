@@ -44,6 +44,13 @@ ModelShape shape_neox() {
   return shape;
 }
 
+ModelShape shape_olmo() {
+  ModelShape shape = shape_124m();
+  shape.norm_place = NormPlace::output;
+  shape.qk_norm = shape.qk_norm_whole = true;
+  return shape;
+}
+
 ParamLayout layout_of(const ModelShape& shape, int tp, int shards = 1) {
   GridSizes sizes;
   sizes[Axis::tp] = tp;
@@ -81,7 +88,7 @@ int64_t layer_of(const BufferPlan& buffer) {
 std::string phase_of(const BufferPlan& buffer) {
   if (buffer.name == "logits" || buffer.name == "head.dnormed") return "head";
   if (buffer.name == kAttentionRoom) return "attention's own backward";
-  if (buffer.name.starts_with("attn.d") || buffer.name == "attn.blocks") return "attention";
+  if (buffer.name.starts_with("attn.")) return "attention";
   if (buffer.name.starts_with("mlp.dense_")) return "mlp of a dense layer";
   if (buffer.name.starts_with("mlp.")) return "mlp";
   return buffer.name == "squares" ? "update" : "";
@@ -173,7 +180,8 @@ TEST_CASE("buffers overlap only where they live at different times") {
       {"sgd", {.chunks = whole, .optimizer = OptimizerKind::sgd}},
       {"generation", {.chunks = whole, .training = false, .context = 300}},
   };
-  const ModelShape shapes[] = {shape_124m(), shape_moe(), shape_mixture(), shape_neox()};
+  const ModelShape shapes[] = {shape_124m(), shape_moe(), shape_mixture(), shape_neox(),
+                               shape_olmo()};
   for (size_t i = 0; i < std::size(shapes) * std::size(cases); ++i) {
     const Case& c = cases[i / std::size(shapes)];
     CAPTURE(c.name);
@@ -288,6 +296,24 @@ TEST_CASE("blocks side by side have one input, and backward of the one waits for
   CHECK(parallel.find("mlp.dbefore_act")->offset ==
         parallel.find("attn.dcontext")->offset + kRows * 768 * 2);
   CHECK(sequential.find("mlp.dbefore_act")->offset == sequential.find("attn.dcontext")->offset);
+}
+
+TEST_CASE("a norm behind a block keeps what it is given, and one before it what it makes too") {
+  const MemoryNeeds needs{.micro_batch = 2, .seq = 128, .compute = DType::bf16};
+  const ModelShape before = shape_124m();
+  ModelShape behind = before, both = before;
+  behind.norm_place = NormPlace::output;
+  both.norm_place = NormPlace::both;
+  constexpr int64_t kNorm = 2 * 128 * 768 * 2, kStatistics = 2 * 2 * 128 * 4;
+  const int64_t plain = plan_of(before, needs).slot_bytes;
+  const MemoryPlan plan = plan_of(behind, needs);
+  CHECK(plan.slot_bytes == plain);
+  CHECK(plan_of(both, needs).slot_bytes == plain + 12 * 2 * (kNorm + kStatistics));
+  CHECK(plan.find("layer3.attn.normed") == nullptr);
+  CHECK(plan.find("layer3.mlp.rstd") == nullptr);
+  MemoryNeeds again = needs;
+  again.recompute.norms = true;  // of norms before blocks, that these have not
+  CHECK(plan_of(behind, again).slot_bytes == plain);
 }
 
 TEST_CASE("recompute cuts exactly what its list says off the kept activations") {

@@ -75,7 +75,9 @@ void check_equal(const ModelShape& a, const ModelShape& b) {
   CHECK(a.rope_scaling.attention_factor == b.rope_scaling.attention_factor);
   CHECK(a.rope_scaling.short_factor == b.rope_scaling.short_factor);
   CHECK(a.rope_scaling.long_factor == b.rope_scaling.long_factor);
+  CHECK(a.norm_place == b.norm_place);
   CHECK(a.qk_norm == b.qk_norm);
+  CHECK(a.qk_norm_whole == b.qk_norm_whole);
   CHECK(a.parallel_residual == b.parallel_residual);
   CHECK(a.bias == b.bias);
   CHECK(a.qkv_bias == b.qkv_bias);
@@ -304,11 +306,19 @@ TEST_CASE("a model's shape comes back from a checkpoint") {
   other.activation = Activation::geglu;
   other.embedding_scale = std::sqrt(48.0);
   check_equal(model_shape_from_json(to_json(other)), other);
+  other.parallel_residual = false;
+  other.qk_norm_whole = true;
+  for (const NormPlace place : {NormPlace::output, NormPlace::both}) {
+    other.norm_place = place;
+    check_equal(model_shape_from_json(to_json(other)), other);
+    ModelShape behind = gpt2;
+    behind.norm_place = place;  // which GPT-2's files have no place for
+    CHECK(behind.family() == Family::llama);
+  }
   ModelShape scaled = gpt2;
   scaled.embedding_scale = 2;  // which GPT-2's files have no place for
   CHECK(scaled.family() == Family::llama);
   other.activation = Activation::swiglu;
-  other.parallel_residual = false;
   other.qkv_bias = true;
   other.sliding_window = 7;
   check_equal(model_shape_from_json(to_json(other)), other);

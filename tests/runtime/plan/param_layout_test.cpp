@@ -31,6 +31,8 @@ ModelShape model(bool llama, bool tied, int64_t layers, int64_t head_dim) {
     shape.activation = Activation::swiglu;
     shape.position = PositionType::rope;
     shape.qk_norm = true;
+    shape.qk_norm_whole = tied;
+    shape.norm_place = tied ? NormPlace::both : NormPlace::input;
     shape.bias = shape.qkv_bias = false;
   }
   return shape;

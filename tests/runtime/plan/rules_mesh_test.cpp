@@ -31,6 +31,15 @@ TEST_CASE("rules of the model") {
        "model.parallel_residual reads a layer's input twice, and mixtures of experts stand behind "
        "attention",
        "set model.parallel_residual=false or model.moe.experts=0"},
+      {"a norm behind each block, where both are one sum",
+       [](TrainSpec& s) {
+         s.model.norm.place = "both";
+         s.model.parallel_residual = true;
+       },
+       1, "model.norm", "model.norm.place",
+       "model.norm.place both has a norm behind each block, and with model.parallel_residual both "
+       "are one sum",
+       "set model.parallel_residual=false or model.norm.place=input"},
       {"max_position_embeddings >= seq_length", [](TrainSpec& s) { s.model.max_seq = 8; }, 1,
        "model.max_seq", "model.max_seq", "model.max_seq 8 is shorter than train.seq_len 16",
        "use max_seq >= 16, or leave it out"},

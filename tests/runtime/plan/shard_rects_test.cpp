@@ -60,6 +60,7 @@ Division random_division() {
                            [&](int64_t kv) { return kv % tp == 0 || tp % kv == 0; });
     shape = small_llama(12, kv_heads, 2);
     shape.qk_norm = true;
+    shape.qk_norm_whole = *rc::gen::arbitrary<bool>();
     shape.bias = *rc::gen::arbitrary<bool>();
     shape.qkv_bias = *rc::gen::arbitrary<bool>();
     shape.tie_embeddings = false;

@@ -220,6 +220,7 @@ TEST_CASE("the rows of Qwen's mixtures carry Hugging Face's names, and biases of
   for (const auto& change :
        {+[](ModelShape& s) { s.qk_norm = true; }, +[](ModelShape& s) { s.qkv_bias = true; },
         +[](ModelShape& s) { s.shared_ffn = 8; },
+        +[](ModelShape& s) { s.norm_place = NormPlace::output; },
         +[](ModelShape& s) { s.moe_scores.sigmoid = true; },
         +[](ModelShape& s) { s.moe_scores.normalize = false; },
         +[](ModelShape& s) { s.moe_scores.scale = 2; },
@@ -266,6 +267,47 @@ TEST_CASE("dense layers between mixtures have the rows of a dense model, and its
         "model.layers.1.mlp.shared_experts.down_proj.weight");
   CHECK(find_row(table, 1, "mlp.expert3.up.weight")->shape ==
         std::vector<int64_t>{shape.ffn, shape.hidden});
+}
+
+TEST_CASE(
+    "norms behind blocks have the names of OLMo 2 and Gemma 2, and of all heads a weight each") {
+  ModelShape shape = small_llama();
+  shape.qk_norm = shape.qk_norm_whole = true;
+  const auto norms = [&] {
+    std::vector<std::string> names;
+    for (const ParamRow& row : shard_table(shape, false)) {
+      if (row.layer == 0 && row.slot.find("norm") != std::string::npos) {
+        names.push_back(row.slot + " " + row.name.substr(row.name.find("0.") + 2));
+      }
+    }
+    return names;
+  };
+  shape.norm_place = NormPlace::output;
+  CHECK(norms() ==
+        std::vector<std::string>{"attn.q_norm.weight self_attn.q_norm.weight",
+                                 "attn.k_norm.weight self_attn.k_norm.weight",
+                                 "attn.norm_behind.weight post_attention_layernorm.weight",
+                                 "mlp.norm_behind.weight post_feedforward_layernorm.weight"});
+  shape.qk_norm = shape.qk_norm_whole = false;
+  shape.norm_place = NormPlace::both;
+  CHECK(norms() ==
+        std::vector<std::string>{"attn.norm.weight input_layernorm.weight",
+                                 "attn.norm_behind.weight post_attention_layernorm.weight",
+                                 "mlp.norm.weight pre_feedforward_layernorm.weight",
+                                 "mlp.norm_behind.weight post_feedforward_layernorm.weight"});
+  shape.qk_norm = shape.qk_norm_whole = true;
+  const auto table = shard_table(shape, false);
+  const ParamRow& q = named(table, "model.layers.0.self_attn.q_norm.weight");
+  const ParamRow& k = named(table, "model.layers.0.self_attn.k_norm.weight");
+  CHECK(q.shape == std::vector<int64_t>{shape.query_width()});
+  CHECK(k.shape == std::vector<int64_t>{shape.kv_width()});
+  CHECK(q.tp_axis == 0);
+  CHECK(k.tp_axis == 0);
+  CHECK(k.units == shape.kv_heads);
+  CHECK_FALSE(q.decays);
+  // Each rank has its own columns of queries; key heads may have copies.
+  CHECK_FALSE(q.grad_sum_over.has(Axis::tp));
+  CHECK(k.grad_sum_over.has(Axis::tp));
 }
 
 TEST_CASE("TP sums the gradients of what its ranks hold in common but use differently") {

@@ -114,7 +114,7 @@ TEST_CASE("every key can be set to what it is not") {
       {.train_yaml = {},
        .overrides = {
            "model.ffn=100",
-           "model.norm={type: rmsnorm, eps: 1e-6}",
+           "model.norm={type: rmsnorm, eps: 1e-6, place: both}",
            "model.position={type: rope, base: 5e5, fraction: 0.25, scaling: {type: llama3, factor: "
            "4, "
            "low_freq_factor: 2, high_freq_factor: 3, original_max_seq: 16, beta_slow: 2, "
@@ -123,6 +123,7 @@ TEST_CASE("every key can be set to what it is not") {
            "model.kv_heads=2",
            "model.head_dim=8",
            "model.qk_norm=true",
+           "model.qk_norm_whole=true",
            "model.parallel_residual=true",
            "model.embedding_scale=45.25",
            "model.qkv_bias=true",
@@ -234,7 +235,9 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.position.scaling.long_factor == std::vector<double>{2});
   CHECK(s.model.kv_heads == 2);
   CHECK(s.model.head_dim == 8);
+  CHECK(s.model.norm.place == "both");
   CHECK(s.model.qk_norm);
+  CHECK(s.model.qk_norm_whole);
   CHECK(s.model.parallel_residual);
   CHECK(s.model.embedding_scale == 45.25);
   CHECK(s.model.qkv_bias == "true");
