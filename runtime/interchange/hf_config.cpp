@@ -196,6 +196,30 @@ void read_qwen_experts(ConfigReader& config, ModelShape& shape, int64_t experts,
   set_dense_layers(config, shape, dense, of_dense);
 }
 
+void read_olmoe_experts(ConfigReader& config, ModelShape& shape) {
+  shape.experts = config.size("num_experts", 64);
+  if (shape.experts < 1) {
+    config.refuse("'num_experts' is 0", "compare config.json with the original model's");
+  }
+  shape.moe_scores.normalize = config.boolean("norm_topk_prob", false);
+  read_chosen_experts(config, shape, 8);
+  if (config.find("clip_qkv") != nullptr) {
+    config.refuse("'clip_qkv' is given: queries, keys and values are not clipped here",
+                  "this model cannot be run by mtl");
+  }
+}
+
+// Where there is a window, layers without one do not rotate either.
+void require_no_window(ConfigReader& config) {
+  const bool none = config.json().contains("sliding_window") && !config.find("sliding_window");
+  for (const char* of_windows : {"sliding_window_pattern", "layer_types"}) config.find(of_windows);
+  if (none) return;
+  config.refuse(
+      "'sliding_window' is not null: some layers have a window then, and the others see "
+      "no positions",
+      "this model cannot be run by mtl");
+}
+
 // dots.llm1: DeepSeek-V3's mixture beside Qwen3's attention.
 void read_dots_experts(ConfigReader& config, ModelShape& shape) {
   const int64_t of_dense = shape.ffn;
@@ -254,9 +278,7 @@ std::optional<std::string> other_than_here(const std::string& type) {
     return "norms behind their blocks too, and a window and a rotation of its own in five of six "
            "layers";
   }
-  if (type == "olmo2" || type == "olmo3") {
-    return "norms behind their blocks, and norms of all queries and all keys of a token at once";
-  }
+  if (type == "olmo3") return "a window in three of four layers";
   if (type == "olmo") return "layer norms without weights";
   if (type == "phi") return "attention and feed-forward block that share a norm";
   if (type == "phimoe") return "layer norms beside experts that are chosen by another rule";
@@ -288,6 +310,21 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
       config.refuse("'head_dim' is not 'hidden_size' / 'num_attention_heads'",
                     "compare config.json with the original model's");
     }
+  } else if (type == "olmo2") {
+    read_llama_like(config, shape, {1e-5, {10000}});
+    shape.norm_place = NormPlace::output;
+    shape.qk_norm = shape.qk_norm_whole = true;
+    config.require("attention_bias", false, false, "norms of queries and keys come without biases");
+  } else if (type == "exaone4") {
+    read_llama_like(config, shape, {1e-5, {10000}});
+    shape.norm_place = NormPlace::output;
+    shape.qk_norm = true;
+    require_no_window(config);
+  } else if (type == "olmoe") {
+    read_llama_like(config, shape, {1e-5, {10000}});
+    shape.qk_norm = shape.qk_norm_whole = true;
+    config.require("attention_bias", false, false, "norms of queries and keys come without biases");
+    read_olmoe_experts(config, shape);
   } else if (type == "mistral") {
     read_llama_like(config, shape, {1e-6, {10000}});
     // Missing is not the same as null here.
@@ -351,9 +388,9 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
   const auto refuse_family = [&](const std::string& what) {
     diagnostics.add({.code = "import.family",
                      .what = file + ": " + what,
-                     .help =
-                         "mtl reads gemma, gpt2, gpt_neox, llama, mistral, mixtral, phi3, qwen2, "
-                         "qwen3, qwen2_moe, qwen3_moe, dots1 and stablelm, for causal LM"});
+                     .help = "mtl reads exaone4, gemma, gpt2, gpt_neox, llama, mistral, mixtral, "
+                             "olmo2, olmoe, phi3, qwen2, qwen3, qwen2_moe, qwen3_moe, dots1 and "
+                             "stablelm, for causal LM"});
   };
   if (!json.is_object()) {
     refuse_family("it is not a JSON object");
@@ -367,7 +404,8 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
       {"qwen2_moe", "Qwen2MoeForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"},
       {"dots1", "Dots1ForCausalLM"},        {"stablelm", "StableLmForCausalLM"},
       {"gpt_neox", "GPTNeoXForCausalLM"},   {"phi3", "Phi3ForCausalLM"},
-      {"gemma", "GemmaForCausalLM"}};
+      {"gemma", "GemmaForCausalLM"},        {"olmo2", "Olmo2ForCausalLM"},
+      {"olmoe", "OlmoeForCausalLM"},        {"exaone4", "Exaone4ForCausalLM"}};
   const std::string type = config.text("model_type", "");
   const auto known = kArchitectures.find(type);
   if (known == kArchitectures.end()) {
@@ -415,7 +453,8 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
     }
     if (shape.layers > kMostLayers) config.refuse("more than 100000 layers");
     if (shape.experts > 65'536) config.refuse("more than 65536 experts");
-    const bool whole = type == "gpt2" || type == "stablelm" || type == "gpt_neox";
+    const bool whole =
+        type == "gpt2" || type == "stablelm" || type == "gpt_neox" || type == "olmoe";
     if (whole && shape.hidden % shape.heads != 0) {
       config.refuse(
           fmt::format("the width {} is not a multiple of {} heads", shape.hidden, shape.heads));

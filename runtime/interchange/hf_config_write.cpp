@@ -21,6 +21,12 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
   if (shape.norm != NormType::rmsnorm || shape.activation != Activation::swiglu) {
     add(longrope, "model.position.scaling longrope: Phi-3 has it, with rmsnorm and swiglu");
   }
+  if (shape.norms_outputs() &&
+      (shape.norm != NormType::rmsnorm || shape.activation != Activation::swiglu)) {
+    add(true,
+        "model.norm.place: OLMo 2 and EXAONE 4 have norms behind blocks, with rmsnorm and swiglu");
+    return notes;
+  }
   if (shape.activation == Activation::geglu) {
     // Gemma but for these.
     const double scale = std::sqrt(static_cast<double>(shape.hidden));
@@ -76,7 +82,9 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
   add(shape.norm != NormType::rmsnorm,
       "model.norm.type layernorm: only GPT-2 has it, with learned positions, GELU and as many key "
       "heads as heads, StableLM, with rope and SwiGLU, and GPT-NeoX, with rope and GELU");
+  const bool olmo = shape.qk_norm_whole;
   const bool plain = !shape.bias && !shape.qkv_bias && !shape.qk_norm && shape.experts == 0 &&
+                     !shape.norms_outputs() &&
                      (shape.rope_scaling.type == RopeScalingType::none || longrope);
   add(longrope && !plain,
       "model.position.scaling longrope: Phi-3 has it, without biases, model.qk_norm and experts");
@@ -96,6 +104,32 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
   add(shape.qk_norm && shape.qkv_bias, "model.qk_norm with biases: Qwen3 has none");
   add(shape.bias && !shape.qkv_bias, "biases everywhere but of queries, keys and values");
   add(shape.bias && shape.sliding_window > 0, "model.sliding_window with biases everywhere");
+  if (shape.norms_outputs()) {
+    // OLMo 2 or EXAONE 4 but for these.
+    add(shape.norm_place == NormPlace::both,
+        "model.norm.place both: OLMo 2 and EXAONE 4 have norms behind blocks alone");
+    add(!shape.qk_norm, "model.norm.place without model.qk_norm: OLMo 2 and EXAONE 4 have both");
+    add(shape.sliding_window > 0, "model.sliding_window: OLMo 2 has none");
+    add(olmo && shape.rope_scaling.type != RopeScalingType::none,
+        "model.position.scaling: OLMo 2 has none");
+    add(shape.experts > 0, "model.moe: OLMo 2 has no experts, and OLMoE its norms before blocks");
+    return notes;
+  }
+  if (olmo) {
+    // OLMoE but for these.
+    add(shape.experts == 0,
+        "model.qk_norm_whole: OLMo 2 has it, with model.norm.place output, and "
+        "OLMoE, with experts");
+    add(shape.heads * shape.head_dim != shape.hidden,
+        "model.head_dim: OLMoE's is model.hidden / model.heads");
+    add(shape.sliding_window > 0, "model.sliding_window: OLMoE has none");
+    add(shape.moe_scores.sigmoid, "model.moe.score sigmoid: OLMoE's is softmax");
+    add(shape.moe_scores.scale != 1, "model.moe.scale: OLMoE has none");
+    add(shape.moe_scores.groups > 1, "model.moe.groups: OLMoE has none");
+    add(shape.shared_ffn > 0, "model.moe.shared_ffn: OLMoE has none");
+    add(!shape.dense_layers.empty(), "model.moe.dense_layers: OLMoE has none");
+    return notes;
+  }
   if (shape.experts == 0) return notes;
   add(shape.bias, "experts with biases: no family has them");
   if (shape.moe_scores.sigmoid) {
@@ -145,6 +179,10 @@ HfModel hf_model_of(const ModelShape& shape) {
             shape.activation == Activation::swiglu ? "StableLmForCausalLM" : "GPTNeoXForCausalLM"};
   }
   if (shape.activation == Activation::geglu) return {shape, "GemmaForCausalLM"};
+  if (shape.norms_outputs()) {
+    return {shape, shape.qk_norm_whole ? "Olmo2ForCausalLM" : "Exaone4ForCausalLM"};
+  }
+  if (shape.qk_norm_whole) return {shape, "OlmoeForCausalLM"};
   if (shape.experts > 0 && shape.moe_scores.sigmoid) return {shape, "Dots1ForCausalLM"};
   if (shape.shared_ffn > 0) return {shape, "Qwen2MoeForCausalLM"};
   if (shape.experts > 0)
@@ -274,6 +312,24 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
     config["num_local_experts"] = shape.experts;
     config["num_experts_per_tok"] = shape.experts_per_token;
     config["sliding_window"] = window();
+  } else if (model.architecture == "Olmo2ForCausalLM") {
+    config["model_type"] = "olmo2";
+    config["attention_bias"] = false;
+    config["pad_token_id"] = nullptr;
+  } else if (model.architecture == "OlmoeForCausalLM") {
+    config["model_type"] = "olmoe";
+    config["attention_bias"] = false;
+    config["clip_qkv"] = nullptr;
+    config["num_experts"] = shape.experts;
+    config["num_experts_per_tok"] = shape.experts_per_token;
+    config["norm_topk_prob"] = shape.moe_scores.normalize;
+    config["pad_token_id"] = nullptr;
+    config.erase("head_dim");
+  } else if (model.architecture == "Exaone4ForCausalLM") {
+    config["model_type"] = "exaone4";
+    config["sliding_window"] = nullptr;
+    config["layer_types"] =
+        std::vector<std::string>(static_cast<size_t>(shape.layers), "full_attention");
   } else if (model.architecture == "Qwen3ForCausalLM") {
     config["model_type"] = "qwen3";
     config["attention_bias"] = false;

@@ -109,8 +109,11 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
        shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim,
        shape.dense_layers.empty() ? shape.ffn : shape.dense_layer_ffn);
   line("  activation: {}", activation_name(shape.activation));
-  line("  norm: {{type: {}, eps: {}}}", shape.norm == NormType::rmsnorm ? "rmsnorm" : "layernorm",
-       shape.norm_eps);
+  line("  norm: {{type: {}, eps: {}{}}}", shape.norm == NormType::rmsnorm ? "rmsnorm" : "layernorm",
+       shape.norm_eps,
+       shape.norm_place == NormPlace::input
+           ? ""
+           : fmt::format(", place: {}", norm_place_name(shape.norm_place)));
   line("  position:\n    type: {}", positions[static_cast<size_t>(shape.position)]);
   if (shape.position == PositionType::rope) {
     line("    base: {}", shape.rope_base);
@@ -143,6 +146,7 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
     if (shape.expert_bias) line("    expert_bias: true");
   }
   if (shape.qk_norm) line("  qk_norm: true");
+  if (shape.qk_norm_whole) line("  qk_norm_whole: true");
   if (shape.parallel_residual) line("  parallel_residual: true");
   if (shape.embedding_scale != 1) line("  embedding_scale: {}", shape.embedding_scale);
   line("  tie_embeddings: {}\n  vocab_pad_to: {}", shape.tie_embeddings, shape.vocab_pad_to);

@@ -110,6 +110,10 @@ std::string megatron_obstacle(const ModelShape& shape, int64_t tp) {
   if (shape.parallel_residual) {
     return "Megatron's feed-forward block reads what attention has made (model.parallel_residual)";
   }
+  if (shape.norms_outputs()) return "norms behind blocks are not laid out for Megatron";
+  if (shape.qk_norm_whole) {
+    return "Megatron's norms of queries and keys are of each head (model.qk_norm_whole)";
+  }
   if (shape.activation == Activation::geglu || shape.embedding_scale != 1) {
     return "Megatron has neither GELU as a gate nor embeddings that are scaled (model.activation, "
            "model.embedding_scale)";

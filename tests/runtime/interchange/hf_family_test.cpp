@@ -163,6 +163,62 @@ TEST_CASE("of a model that is almost Gemma what keeps it from being one is named
   CHECK(written.at("hidden_activation") == "gelu_pytorch_tanh");
 }
 
+TEST_CASE(
+    "norms behind blocks are OLMo 2's and EXAONE 4's, and of all heads OLMo 2's and OLMoE's") {
+  ModelShape olmo = small_shape();
+  olmo.activation = Activation::swiglu;
+  olmo.norm = NormType::rmsnorm;
+  olmo.position = PositionType::rope;
+  olmo.bias = olmo.qkv_bias = olmo.tie_embeddings = false;
+  olmo.norm_place = NormPlace::output;
+  olmo.qk_norm = olmo.qk_norm_whole = true;
+  const auto family = [&](const Change& change) { return family_or_key(olmo, change); };
+  CHECK(family([](ModelShape&) {}) == "Olmo2ForCausalLM");
+  CHECK(family([](ModelShape& s) { s.head_dim = 16; }) == "Olmo2ForCausalLM");
+  CHECK(family([](ModelShape& s) { s.qk_norm_whole = false; }) == "Exaone4ForCausalLM");
+  CHECK(family([](ModelShape& s) { s.qk_norm = s.qk_norm_whole = false; }) ==
+        "model.norm.place without model.qk_norm");
+  CHECK(family([](ModelShape& s) { s.norm_place = NormPlace::both; }) == "model.norm.place both");
+  CHECK(family([](ModelShape& s) { s.norm_place = NormPlace::input; }) == "model.qk_norm_whole");
+  CHECK(family([](ModelShape& s) { s.norm = NormType::layernorm; }) == "model.norm.place");
+  CHECK(family([](ModelShape& s) { s.activation = Activation::geglu; }) == "model.norm.place");
+  CHECK(family([](ModelShape& s) { s.rope_fraction = 0.5; }) == "model.position.fraction");
+  CHECK(family([](ModelShape& s) { s.sliding_window = 4; }) == "model.sliding_window");
+  CHECK(family([](ModelShape& s) { s.rope_scaling.type = RopeScalingType::linear; }) ==
+        "model.position.scaling");
+  CHECK(family([](ModelShape& s) { s.experts = 4; }) == "model.moe");
+  ModelShape olmoe = olmo;
+  olmoe.norm_place = NormPlace::input;
+  olmoe.experts = 4;
+  olmoe.experts_per_token = 2;
+  const auto of_mixture = [&](const Change& change) { return family_or_key(olmoe, change); };
+  CHECK(of_mixture([](ModelShape&) {}) == "OlmoeForCausalLM");
+  CHECK(of_mixture([](ModelShape& s) { s.moe_scores.normalize = false; }) == "OlmoeForCausalLM");
+  CHECK(of_mixture([](ModelShape& s) { s.head_dim = 16; }) == "model.head_dim");
+  CHECK(of_mixture([](ModelShape& s) { s.sliding_window = 4; }) == "model.sliding_window");
+  CHECK(of_mixture([](ModelShape& s) { s.moe_scores.scale = 2; }) == "model.moe.scale");
+  CHECK(of_mixture([](ModelShape& s) {
+          s.shared_ffn = 8;
+          s.shared_gate = true;
+        }) == "model.moe.shared_ffn");
+  CHECK(of_mixture([](ModelShape& s) {
+          s.dense_layers = {0};
+          s.dense_layer_ffn = 8;
+        }) == "model.moe.dense_layers");
+  // What config.json says is what was there.
+  for (const bool whole : {true, false}) {
+    ModelShape shape = olmo;
+    shape.qk_norm_whole = whole;
+    shape.vocab = shape.padded_vocab = shape.vocab_pad_to = 128;
+    shape.ffn = shape.max_seq = 32;
+    Diagnostics diagnostics;
+    const HfModel back =
+        model_from_hf_config(hf_config_of(hf_model_of(shape), {}, "float32"), "", diagnostics);
+    CHECK_FALSE(diagnostics.has_errors());
+    CHECK(to_json(back.shape) == to_json(hf_model_of(shape).shape));
+  }
+}
+
 TEST_CASE("of a mixture the family follows from its parts, and what none has is refused") {
   ModelShape mixtral = small_shape();
   mixtral.norm = NormType::rmsnorm;

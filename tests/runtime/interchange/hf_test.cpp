@@ -23,21 +23,16 @@ struct Folder {
   const char *name, *architecture;
   const char* exported = nullptr;  // the architecture, if it is another than it came from
 };
-const Folder kFolders[] = {{"gpt2", "GPT2LMHeadModel"},
-                           {"llama", "LlamaForCausalLM"},
-                           {"llama-tied", "LlamaForCausalLM"},
-                           {"llama-yarn", "LlamaForCausalLM"},
-                           {"gemma", "GemmaForCausalLM"},
-                           {"mistral", "MistralForCausalLM"},
-                           {"qwen2", "Qwen2ForCausalLM"},
-                           {"mixtral", "MixtralForCausalLM"},
-                           {"phi3", "Phi3ForCausalLM", "LlamaForCausalLM"},
-                           {"qwen2-moe", "Qwen2MoeForCausalLM"},
-                           {"qwen3-moe", "Qwen3MoeForCausalLM"},
-                           {"dots1", "Dots1ForCausalLM"},
-                           {"stablelm", "StableLmForCausalLM"},
-                           {"gpt-neox", "GPTNeoXForCausalLM"},
-                           {"gpt-neox-sequential", "GPTNeoXForCausalLM"}};
+const Folder kFolders[] = {
+    {"gpt2", "GPT2LMHeadModel"},          {"llama", "LlamaForCausalLM"},
+    {"llama-tied", "LlamaForCausalLM"},   {"llama-yarn", "LlamaForCausalLM"},
+    {"gemma", "GemmaForCausalLM"},        {"mistral", "MistralForCausalLM"},
+    {"qwen2", "Qwen2ForCausalLM"},        {"mixtral", "MixtralForCausalLM"},
+    {"olmoe", "OlmoeForCausalLM"},        {"exaone4", "Exaone4ForCausalLM"},
+    {"olmo2", "Olmo2ForCausalLM"},        {"phi3", "Phi3ForCausalLM", "LlamaForCausalLM"},
+    {"qwen2-moe", "Qwen2MoeForCausalLM"}, {"qwen3-moe", "Qwen3MoeForCausalLM"},
+    {"dots1", "Dots1ForCausalLM"},        {"stablelm", "StableLmForCausalLM"},
+    {"gpt-neox", "GPTNeoXForCausalLM"},   {"gpt-neox-sequential", "GPTNeoXForCausalLM"}};
 
 // The bytes of every tensor of a folder, by name.
 std::map<std::string, std::string> tensor_bytes(const fs::path& folder) {
@@ -244,6 +239,12 @@ TEST_CASE("what changes the mathematics is read or refused") {
   CHECK(problems("dots1", {{"topk_group", 1}}) == "import.config ");  // of two experts
   CHECK(problems("dots1", {{"topk_group", 4}}) == "import.config ");  // one of each would count
   CHECK(problems("dots1", {{"num_experts_per_tok", 1}, {"n_group", 1}}) == "warning ");
+  CHECK(problems("olmo2", {{"attention_bias", true}}) == "import.config ");
+  CHECK(problems("olmoe", {{"clip_qkv", 8.0}}) == "import.config ");
+  CHECK(problems("olmoe", {{"clip_qkv", nullptr}}) == "");
+  CHECK(problems("olmoe", {{"num_experts", 0}}) == "import.config import.config ");
+  CHECK(problems("exaone4", {{"sliding_window", nullptr}}) == "");
+  CHECK(problems("exaone4", {{"sliding_window", 8}}) == "import.config ");
   CHECK(problems("qwen2-moe", {{"shared_expert_intermediate_size", 0}}) == "import.config ");
   CHECK(problems("phi3", nlohmann::json::object()) == "");
   CHECK(problems("phi3", {{"attention_bias", true}}) == "import.config ");
@@ -259,7 +260,7 @@ TEST_CASE("what changes the mathematics is read or refused") {
   CHECK(problems("llama", {{"num_attention_heads", 0}}) == "import.config ");
   CHECK(problems("llama", {{"logit_softcapping", 30.0}}) == "warning ");
   // Close relatives of what is here, and what nobody here has heard of.
-  for (const char* type : {"gemma2", "gemma3_text", "olmo", "olmo2", "phi", "phimoe", "bloom"}) {
+  for (const char* type : {"gemma2", "gemma3_text", "olmo", "olmo3", "phi", "phimoe", "bloom"}) {
     CAPTURE(std::string(type));
     CHECK(problems("llama", {{"model_type", type}}) == "import.family ");
   }

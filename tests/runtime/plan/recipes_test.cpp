@@ -28,6 +28,8 @@ TEST_CASE("recipes have the published numbers of parameters") {
       {"dots-llm1", 142'774'381'696},
       {"pythia-1.4b", 1'414'647'808},
       {"gemma-2b", 2'506'172'416},
+      {"olmo2-7b", 7'298'617'344},
+      {"olmoe-1b-7b", 6'919'161'856},
       {"phi3-mini", 3'821'079'552},
       // The model card counts the biases of the layers' norms, 2 x 24 x 2,048, not.
       {"stablelm-2-1.6b", 1'644'417'024 + 98'304}};
