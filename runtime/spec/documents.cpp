@@ -349,7 +349,7 @@ std::string spec_reference_markdown() {
       "3. `train.yaml`\n"
       "4. the environment: `MTL_TRAIN__STEPS=5` is `train.steps`, `MTL_MODEL__NORM__EPS` is\n"
       "   `model.norm.eps`\n"
-      "5. the command line: `train.steps=5`, `optimizer.betas=[0.9,0.99]`\n"
+      "5. the command line: `train.steps=5`, `optimizer.betas=0.9,0.99`\n"
       "\n"
       "The file is YAML read strictly: duplicate keys, anchors, merge keys, tags and further\n"
       "documents are errors. Integers may be written `1_000` or `1e9`; those marked *k, M, G* "

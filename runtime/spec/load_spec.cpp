@@ -179,7 +179,11 @@ class SpecLoader {
   void apply_text(const std::string& key, const std::string& text, Origin origin,
                   const Place& place) {
     Diagnostics problems;
-    const YamlValue value = parse_yaml(text, place.file, problems);
+    const Row* const row = spec::find_row(key);
+    YamlValue value = parse_yaml(text, place.file, problems);
+    if (row != nullptr && spec::lacks_brackets(*row, value)) {
+      value = parse_yaml(fmt::format("[{}]", text), place.file, problems);
+    }
     if (problems.has_errors()) {
       const Diagnostic& first = problems.all().front();
       diagnostics_.add(
@@ -202,7 +206,7 @@ class SpecLoader {
       return;
     }
     const Layer layer{origin, place};
-    if (spec::find_row(key) == nullptr && !spec::is_section(key)) {
+    if (row == nullptr && !spec::is_section(key)) {
       refuse(key, layer, place);
     } else {
       apply(key, value, layer);

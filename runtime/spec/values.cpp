@@ -57,6 +57,16 @@ bool is_number_list(const Field& field) {
   return std::holds_alternative<DoublePair>(field);
 }
 
+bool lacks_brackets(const Row& row, const YamlValue& value) {
+  if (value.kind != YamlValue::Kind::scalar || value.quoted) return false;
+  TrainSpec spec;
+  const Field field = row.field(spec);
+  if (std::holds_alternative<CountedWords>(field)) return true;
+  const bool several = value.text.find(',') != std::string::npos;
+  return several && (is_number_list(field) || std::holds_alternative<std::vector<double>*>(field) ||
+                     std::holds_alternative<WordOrList>(field));
+}
+
 bool is_auto(const Row& row, const TrainSpec& spec) {
   return !row.auto_doc.empty() && print_value(row, spec) == "auto";
 }

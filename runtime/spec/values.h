@@ -32,6 +32,8 @@ Diagnostic diagnose(const Row& row, const Place& place, Problem problem);
 
 bool is_integer(const Field& field);
 bool is_number_list(const Field& field);
+// Whether `value`, of a shell's word, is a list that was written without its brackets: `95,5`.
+bool lacks_brackets(const Row& row, const YamlValue& value);
 // A value of `auto` is set by nobody: 0 or nothing stands in the field.
 bool is_auto(const Row& row, const TrainSpec& spec);
 

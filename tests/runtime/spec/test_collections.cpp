@@ -97,7 +97,7 @@ TEST_CASE("a list of words") {
       "give a list of some of core_attn, mlp_act, norm, mlp, perhaps with whole numbers from 1 to "
       "100000, like [norm, mlp_act: 7]";
   CHECK(refusal("recompute.modules=[]") == "config.range: recompute.modules is empty | " + some);
-  CHECK(refusal("recompute.modules=mlp") ==
+  CHECK(refusal("recompute={modules: mlp}") ==
         "config.type: recompute.modules is not a list | write [mlp]");
   CHECK(refusal("recompute.modules=[mlp, everything]") ==
         "config.enum: recompute.modules cannot be `everything` | " + some);

@@ -138,6 +138,19 @@ TEST_CASE("switches, texts, paths and lists") {
   CHECK(code_of("optimizer.betas=[0.9, [1]]") == "config.type");
   CHECK(load_overrides({"data.split=[969, 30, 1]"}).resolved.spec.data.split ==
         std::vector<double>{969, 30, 1});
+  // In a shell's word a list needs no brackets, which shells have other uses for.
+  const TrainSpec bare = load_overrides({"data.split=95,5", "optimizer.betas=0.8, 0.9",
+                                         "recompute.mode=selective", "recompute.modules=mlp,norm"})
+                             .resolved.spec;
+  CHECK(bare.data.split == std::vector<double>{95, 5});
+  CHECK(bare.optimizer.beta1 == 0.8);
+  CHECK(bare.optimizer.beta2 == 0.9);
+  CHECK(bare.recompute.modules == std::vector<std::string>{"mlp", "norm"});
+  CHECK(load_overrides({"recompute.modules=mlp"}).resolved.spec.recompute.modules ==
+        std::vector<std::string>{"mlp"});
+  CHECK(code_of("data.split=95;5") == "config.type");
+  CHECK(code_of("data.split=95,5]") == "yaml.syntax");
+  CHECK(code_of("data.split=95,x") == "config.type");
   CHECK(refusal("data.split=[1, 2, 3, 4]") ==
         "config.range: data.split has 4 numbers instead of one to three | give one to three "
         "numbers from 0 to 1000000000000, like [90, 10]");
