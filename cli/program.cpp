@@ -124,7 +124,7 @@ int run_program(const Arguments& args) {
     std::fputs(overview(terminal_columns(STDOUT_FILENO)).c_str(), stdout);
     return 0;
   }
-  if (args[0] == "--version") return command_version({});
+  if (args[0] == "--version" || args[0] == "-V") return command_version({});
   std::vector<std::string> names;
   for (const Command& command : commands()) {
     if (args[0] == command.name) return command.run(args.behind_first());

@@ -102,20 +102,25 @@ void check_buffers(const StepSchedule& step, const ResolvedSpec& resolved,
                "train.micro_batch, or fewer micro-batches per step"});
 }
 
-// A launch's file asks for copies of shards whatever is launched.
+// A launch's file asks for copies of shards whatever is launched, and a train.yaml for those of the
+// machines that it was written for.
 void warn_of_one_copy(const Plan& plan, const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   const GridSizes& sizes = plan.grid.sizes();
   const TrainSpec::Parallel& parallel = resolved.spec.parallel;
-  const bool several = parallel.zero_ranks > 0 && parallel.zero > 0 &&
-                       parallel.zero_ranks < sizes.world() / sizes[Axis::pp];
-  if (!several || sizes.copies > 1) return;
+  const int64_t ranks = sizes.world() / sizes[Axis::pp], given = parallel.zero_ranks;
+  if (given == 0 || given == ranks || parallel.zero == 0 || sizes.copies > 1) return;
+  const bool more = given > ranks;
   diagnostics.add(
       {.code = "mesh.zero_ranks",
-       .what = fmt::format("parallel.zero_ranks {} are no whole copies of what this run divides: "
-                           "there is one copy on all ranks",
-                           parallel.zero_ranks),
+       .what = more ? fmt::format("parallel.zero_ranks {} are more than a stage has ranks ({}): "
+                                  "there is one copy, on all of these",
+                                  given, ranks)
+                    : fmt::format("parallel.zero_ranks {} are no whole copies of what this run "
+                                  "divides: there is one copy on all ranks",
+                                  given),
        .place = resolved.place_of("parallel.zero_ranks"),
-       .help = "say it in train.yaml, as ranks that are a multiple of tp x cp x ep",
+       .help = more ? "leave it out here, or start more processes"
+                    : "say it in train.yaml, as ranks that are a multiple of tp x cp x ep",
        .severity = Diagnostic::Severity::warning});
 }
 

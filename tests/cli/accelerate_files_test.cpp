@@ -200,6 +200,11 @@ TEST_CASE("hybrid shards are those of a machine, where a run has them") {
   CHECK(ranks(wide) == "auto");
   CHECK(wide.err.find("warning[mesh.zero_ranks]") != std::string::npos);
   CHECK(dry({}, {"parallel.zero_ranks=3"}).code == 3);
+  // Of a file for larger machines; all ranks are no word worth.
+  const Outcome more = dry({}, {"parallel.zero_ranks=16"});
+  CHECK(more.code == 0);
+  CHECK(more.err.find("zero_ranks 16 are more than a stage has ranks (4)") != std::string::npos);
+  CHECK(dry({}, {"parallel.zero_ranks=4"}).err.find("zero_ranks") == std::string::npos);
 }
 
 TEST_CASE("the flags of accelerate's own test of its launcher win over the file") {

@@ -234,6 +234,7 @@ TEST_CASE("version") {
   CHECK(version.code == 0);
   CHECK(version.out.rfind("mtl ", 0) == 0);
   CHECK(shell.mtl({"--version"}).out == version.out);
+  CHECK(shell.mtl({"-V"}).out == version.out);
 }
 
 TEST_CASE("an output that cannot be written is not a success") {
