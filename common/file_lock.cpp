@@ -20,6 +20,16 @@ std::optional<Fd> take_lock(const std::filesystem::path& path) {
   return lock;
 }
 
+Fd lock_directory_of(const std::filesystem::path& path) {
+  for (std::filesystem::path dir = std::filesystem::absolute(path);; dir = dir.parent_path()) {
+    Fd lock(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!lock && dir.has_relative_path()) continue;
+    while (lock && flock(lock.get(), LOCK_EX) != 0 && errno == EINTR) {
+    }
+    return lock;
+  }
+}
+
 std::optional<bool> is_locked(const std::filesystem::path& path) {
   const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) return std::nullopt;

@@ -29,6 +29,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kFence = "fence";
+constexpr const char* kRunLock = "lock";
 
 // The number in the fence file; 0 = none.
 int64_t fence_of(const fs::path& dir) {
@@ -205,15 +206,38 @@ std::string run_id(std::chrono::system_clock::time_point when) {
                      kLetters[letter(random)]);
 }
 
-// Two launches in one run directory would write each other's checkpoints. The lock goes with the
-// process, however it ends.
-Fd lock_run(const fs::path& dir) {
-  if (std::optional<Fd> lock = take_lock(dir / "lock")) return std::move(*lock);
+namespace {
+
+[[noreturn]] void refuse_busy(const fs::path& dir) {
   throw Error(
       Exit::environment,
       {.code = "run.busy",
        .what = dir.string() + " is being trained by another mtl launch",
        .help = "wait for it, stop it, or start a run of your own: run.name=..., or --fresh"});
+}
+
+// A directory of its own, locked. Unless a new one is asked for each time, a run of that name which
+// somebody works in is the same launch once more, that has begun since we looked.
+void begin_run(const fs::path& name_dir, bool resumes, RunDirectory& opened) {
+  const Fd alone = lock_directory_of(name_dir);
+  std::error_code ignored;
+  if (resumes) {
+    for (const auto& entry : fs::directory_iterator(name_dir, ignored)) {
+      if (is_locked(entry.path() / kRunLock).value_or(false)) refuse_busy(entry.path());
+    }
+  }
+  opened.dir = name_dir / run_id(std::chrono::system_clock::now());
+  make_directories(opened.dir);
+  opened.lock = lock_run(opened.dir);
+}
+
+}  // namespace
+
+// Two launches in one run directory would write each other's checkpoints. The lock goes with the
+// process, however it ends.
+Fd lock_run(const fs::path& dir) {
+  if (std::optional<Fd> lock = take_lock(dir / kRunLock)) return std::move(*lock);
+  refuse_busy(dir);
 }
 
 RunDirectory open_run(const CheckedRun& run, std::optional<bool> arenas_on_host, int nodes,
@@ -222,7 +246,8 @@ RunDirectory open_run(const CheckedRun& run, std::optional<bool> arenas_on_host,
   const TrainSpec& spec = run.resolved.spec;
   const fs::path name_dir = fs::path(spec.run.dir) / spec.run.name;
   RunDirectory opened;
-  if (spec.checkpoint.resume != "never") {
+  const bool resumes = spec.checkpoint.resume != "never";
+  if (resumes) {
     for (const fs::path& candidate : runs_of(name_dir)) {
       Fd lock = lock_run(candidate);
       Diagnostics passed_over;
@@ -256,10 +281,9 @@ RunDirectory open_run(const CheckedRun& run, std::optional<bool> arenas_on_host,
   }
   if (opened.complete) return opened;
   if (before_writing) before_writing();
-  if (opened.dir.empty()) opened.dir = name_dir / run_id(std::chrono::system_clock::now());
+  if (opened.dir.empty()) begin_run(name_dir, resumes, opened);
   make_directories(opened.dir / "logs");
   make_directories(opened.dir / kCheckpoints);
-  if (!opened.lock) opened.lock = lock_run(opened.dir);
   write_file_atomic(opened.dir / "train.yaml", run.resolved.source);
   write_file_atomic(opened.dir / "env.json", environment_json().dump(1) + "\n");
   write_file_atomic(opened.dir / "tokenizer.json", run.corpus.tokenizer->to_json().dump() + "\n");
