@@ -315,6 +315,11 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
     shape.norm_place = NormPlace::output;
     shape.qk_norm = shape.qk_norm_whole = true;
     config.require("attention_bias", false, false, "norms of queries and keys come without biases");
+  } else if (type == "glm" || type == "glm4") {
+    read_llama_like(config, shape, {1.5625e-7, {10000, 0.5}});
+    if (shape.head_dim == 0) shape.head_dim = 128;
+    if (type == "glm4") shape.norm_place = NormPlace::both;
+    shape.qkv_bias = config.boolean("attention_bias", true);
   } else if (type == "exaone4") {
     read_llama_like(config, shape, {1e-5, {10000}});
     shape.norm_place = NormPlace::output;
@@ -386,11 +391,12 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
                              Diagnostics& diagnostics) {
   HfModel model;
   const auto refuse_family = [&](const std::string& what) {
-    diagnostics.add({.code = "import.family",
-                     .what = file + ": " + what,
-                     .help = "mtl reads exaone4, gemma, gpt2, gpt_neox, llama, mistral, mixtral, "
-                             "olmo2, olmoe, phi3, qwen2, qwen3, qwen2_moe, qwen3_moe, dots1 and "
-                             "stablelm, for causal LM"});
+    diagnostics.add(
+        {.code = "import.family",
+         .what = file + ": " + what,
+         .help = "mtl reads exaone4, gemma, glm, glm4, gpt2, gpt_neox, llama, mistral, "
+                 "mixtral, olmo2, olmoe, phi3, qwen2, qwen3, qwen2_moe, qwen3_moe, dots1 and "
+                 "stablelm, for causal LM"});
   };
   if (!json.is_object()) {
     refuse_family("it is not a JSON object");
@@ -398,14 +404,24 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
   }
   ConfigReader config(json, file, diagnostics);
   static const std::map<std::string, std::string> kArchitectures = {
-      {"gpt2", "GPT2LMHeadModel"},          {"llama", "LlamaForCausalLM"},
-      {"mistral", "MistralForCausalLM"},    {"qwen2", "Qwen2ForCausalLM"},
-      {"qwen3", "Qwen3ForCausalLM"},        {"mixtral", "MixtralForCausalLM"},
-      {"qwen2_moe", "Qwen2MoeForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"},
-      {"dots1", "Dots1ForCausalLM"},        {"stablelm", "StableLmForCausalLM"},
-      {"gpt_neox", "GPTNeoXForCausalLM"},   {"phi3", "Phi3ForCausalLM"},
-      {"gemma", "GemmaForCausalLM"},        {"olmo2", "Olmo2ForCausalLM"},
-      {"olmoe", "OlmoeForCausalLM"},        {"exaone4", "Exaone4ForCausalLM"}};
+      {"gpt2", "GPT2LMHeadModel"},
+      {"llama", "LlamaForCausalLM"},
+      {"mistral", "MistralForCausalLM"},
+      {"qwen2", "Qwen2ForCausalLM"},
+      {"qwen3", "Qwen3ForCausalLM"},
+      {"mixtral", "MixtralForCausalLM"},
+      {"qwen2_moe", "Qwen2MoeForCausalLM"},
+      {"qwen3_moe", "Qwen3MoeForCausalLM"},
+      {"dots1", "Dots1ForCausalLM"},
+      {"stablelm", "StableLmForCausalLM"},
+      {"gpt_neox", "GPTNeoXForCausalLM"},
+      {"phi3", "Phi3ForCausalLM"},
+      {"gemma", "GemmaForCausalLM"},
+      {"olmo2", "Olmo2ForCausalLM"},
+      {"olmoe", "OlmoeForCausalLM"},
+      {"exaone4", "Exaone4ForCausalLM"},
+      {"glm", "GlmForCausalLM"},
+      {"glm4", "Glm4ForCausalLM"}};
   const std::string type = config.text("model_type", "");
   const auto known = kArchitectures.find(type);
   if (known == kArchitectures.end()) {

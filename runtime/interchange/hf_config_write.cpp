@@ -12,6 +12,19 @@ namespace mtl {
 
 namespace {
 
+// GLM's attention: biases of queries, keys and values alone, or none, and a part of each head is
+// turned. GLM-4 has norms on both sides of its blocks.
+bool is_glm(const ModelShape& shape) {
+  const bool plain = !shape.bias && !shape.qk_norm && shape.experts == 0 &&
+                     shape.sliding_window == 0 && !shape.parallel_residual &&
+                     shape.embedding_scale == 1 && shape.rope_scaling.type == RopeScalingType::none;
+  const bool blocks = shape.norm == NormType::rmsnorm && shape.activation == Activation::swiglu &&
+                      shape.position == PositionType::rope;
+  const bool partial = shape.rope_fraction != 1 && shape.qkv_bias;
+  return plain && blocks &&
+         (shape.norm_place == NormPlace::both || (partial && !shape.norms_outputs()));
+}
+
 std::vector<std::string> obstacles(const ModelShape& shape) {
   std::vector<std::string> notes;
   const auto add = [&](bool obstacle, const char* note) {
@@ -94,8 +107,9 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
           std::abs(std::max(1.0, ratio) - shape.rope_scaling.factor) > 1e-9 * ratio,
       "model.position.scaling.factor: Phi-3's is model.max_seq / original_max_seq");
   add(shape.rope_fraction != 1 && !plain,
-      "model.position.fraction: StableLM and GPT-NeoX have it, with layernorm, and Phi-3, without "
-      "biases, model.qk_norm, experts and scalings beside longrope");
+      "model.position.fraction: StableLM and GPT-NeoX have it, with layernorm, Phi-3, without "
+      "biases, model.qk_norm, experts and scalings beside longrope, and GLM, with biases of "
+      "queries, keys and values alone");
   add(gelu, "model.activation gelu: only GPT-2 and GPT-NeoX have it, with layernorm");
   add(shape.parallel_residual,
       "model.parallel_residual: only GPT-NeoX has it, with layernorm, GELU and rope");
@@ -107,7 +121,9 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
   if (shape.norms_outputs()) {
     // OLMo 2 or EXAONE 4 but for these.
     add(shape.norm_place == NormPlace::both,
-        "model.norm.place both: OLMo 2 and EXAONE 4 have norms behind blocks alone");
+        "model.norm.place both: GLM-4 has it, without model.bias, qk_norm, windows, experts and "
+        "scaled positions");
+    if (shape.norm_place == NormPlace::both) return notes;
     add(!shape.qk_norm, "model.norm.place without model.qk_norm: OLMo 2 and EXAONE 4 have both");
     add(shape.sliding_window > 0, "model.sliding_window: OLMo 2 has none");
     add(olmo && shape.rope_scaling.type != RopeScalingType::none,
@@ -166,6 +182,9 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
 
 HfModel hf_model_of(const ModelShape& shape) {
   if (shape.family() == Family::gpt2 && shape.experts == 0) return {shape, "GPT2LMHeadModel"};
+  if (is_glm(shape)) {
+    return {shape, shape.norms_outputs() ? "Glm4ForCausalLM" : "GlmForCausalLM"};
+  }
   if (std::vector<std::string> notes = obstacles(shape); !notes.empty()) {
     throw Error(Exit::data,
                 {.code = "export.family",
@@ -312,6 +331,11 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
     config["num_local_experts"] = shape.experts;
     config["num_experts_per_tok"] = shape.experts_per_token;
     config["sliding_window"] = window();
+  } else if (model.architecture == "GlmForCausalLM" || model.architecture == "Glm4ForCausalLM") {
+    config["model_type"] = shape.norms_outputs() ? "glm4" : "glm";
+    config["attention_bias"] = shape.qkv_bias;
+    config["partial_rotary_factor"] = shape.rope_fraction;
+    config["pad_token_id"] = nullptr;
   } else if (model.architecture == "Olmo2ForCausalLM") {
     config["model_type"] = "olmo2";
     config["attention_bias"] = false;

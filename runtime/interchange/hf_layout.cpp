@@ -1,6 +1,7 @@
 #include "runtime/interchange/hf_layout.h"
 
 #include <array>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -32,14 +33,15 @@ std::string neox_name(std::string name) {
 struct Fused {
   std::string_view first, next, whole;
 };
-// Phi-3's matrices, of rows of ours that follow each other.
-constexpr std::array<Fused, 3> kPhi3 = {{{".q_proj.", ".k_proj.", ".qkv_proj."},
-                                         {".qkv_proj.", ".v_proj.", ".qkv_proj."},
-                                         {".gate_proj.", ".up_proj.", ".gate_up_proj."}}};
+// Matrices of others, of rows of ours that follow each other. Phi-3 has them all, GLM the first.
+constexpr std::array<Fused, 3> kFused = {{{".gate_proj.", ".up_proj.", ".gate_up_proj."},
+                                          {".q_proj.", ".k_proj.", ".qkv_proj."},
+                                          {".qkv_proj.", ".v_proj.", ".qkv_proj."}}};
 
-// Puts `tensor` behind what is there already, in one with it where Phi-3 has them so.
-void add_fused(std::vector<ForeignTensor>& tensors, ForeignTensor tensor) {
-  for (const Fused& fused : kPhi3) {
+// Puts `tensor` behind what is there already, in one with it where they have it so.
+void add_fused(std::vector<ForeignTensor>& tensors, ForeignTensor tensor,
+               std::span<const Fused> all) {
+  for (const Fused& fused : all) {
     if (tensors.empty() || tensor.name.find(fused.next) == std::string::npos) continue;
     ForeignTensor& before = tensors.back();
     const size_t at = before.name.find(fused.first);
@@ -55,6 +57,42 @@ void add_fused(std::vector<ForeignTensor>& tensors, ForeignTensor tensor) {
   tensors.push_back(std::move(tensor));
 }
 
+// GLM-4's names of the norms that Gemma 2 calls otherwise.
+std::string glm4_name(std::string name) {
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kNorms = {
+      {{".post_attention_layernorm.", ".post_self_attn_layernorm."},
+       {".pre_feedforward_layernorm.", ".post_attention_layernorm."},
+       {".post_feedforward_layernorm.", ".post_mlp_layernorm."}}};
+  for (const auto& norm : kNorms) {
+    if (const size_t at = name.find(norm.first); at != std::string::npos) {
+      return name.replace(at, norm.first.size(), norm.second);
+    }
+  }
+  return name;
+}
+
+// A projection to queries or keys whose turned elements have their pairs beside them (GLM): ours
+// lie half of these elements apart.
+void put_pairs_together(ForeignTensor& tensor, const ModelShape& shape) {
+  const ForeignPart whole = tensor.parts.front();
+  tensor.parts.clear();
+  const auto add = [&](int64_t ours, int64_t theirs, int64_t rows) {
+    ForeignPart part = whole;
+    part.rect.offset[0] = ours;
+    part.rect.extent[0] = rows;
+    part.at[0] = theirs;
+    tensor.parts.push_back(std::move(part));
+  };
+  const int64_t turned = shape.rotary_dim(), half = turned / 2;
+  for (int64_t head = 0; head < tensor.shape[0]; head += shape.head_dim) {
+    for (int64_t i = 0; i < half; ++i) {
+      add(head + i, head + 2 * i, 1);
+      add(head + half + i, head + 2 * i + 1, 1);
+    }
+    if (turned < shape.head_dim) add(head + turned, head + turned, shape.head_dim - turned);
+  }
+}
+
 }  // namespace
 
 std::vector<ForeignTensor> hf_tensors(const HfModel& model, const std::vector<ParamRow>& table) {
@@ -65,19 +103,22 @@ std::vector<ForeignTensor> hf_tensors(const HfModel& model, const std::vector<Pa
     for (ForeignTensor& tensor : tensors) tensor.name = neox_name(std::move(tensor.name));
     return tensors;
   }
-  const bool fused = model.architecture == "Phi3ForCausalLM";
+  const bool glm4 = model.architecture == "Glm4ForCausalLM";
+  const bool glm = glm4 || model.architecture == "GlmForCausalLM";
+  const size_t matrices = model.architecture == "Phi3ForCausalLM" ? kFused.size() : glm ? 1 : 0;
+  const std::span<const Fused> fused = std::span(kFused).first(matrices);
   for (size_t i = 0; i < table.size(); ++i) {
     const Dims origin(table[i].shape.size(), 0);
-    ForeignTensor tensor = {.name = table[i].name,
+    const std::string& name = table[i].name;
+    ForeignTensor tensor = {.name = glm4 ? glm4_name(name) : name,
                             .shape = table[i].shape,
                             .parts = {{.row = i, .rect = {origin, table[i].shape}, .at = origin}}};
     const bool norm = table[i].init == InitKind::ones;
     if (norm && model.architecture == "GemmaForCausalLM") tensor.parts[0].plus = 1;
-    if (fused) {
-      add_fused(tensors, std::move(tensor));
-    } else {
-      tensors.push_back(std::move(tensor));
-    }
+    const bool turned =
+        name.find(".q_proj.") != std::string::npos || name.find(".k_proj.") != std::string::npos;
+    if (glm && turned) put_pairs_together(tensor, model.shape);
+    add_fused(tensors, std::move(tensor), fused);
   }
   return tensors;
 }

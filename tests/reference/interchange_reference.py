@@ -60,6 +60,9 @@ def configs():
                                             **llama_like(16))
     yield "exaone4", transformers.Exaone4Config(
         sliding_window=None, layer_types=["full_attention"] * 2, **llama_like())
+    yield "glm", transformers.GlmConfig(head_dim=8, pad_token_id=None, **llama_like())
+    yield "glm4", transformers.Glm4Config(
+        head_dim=12, pad_token_id=None, attention_bias=False, **llama_like())
     yield "mixtral", transformers.MixtralConfig(num_local_experts=4, num_experts_per_tok=2,
                                                 sliding_window=None, **llama_like(16))
     yield "qwen2-moe", transformers.Qwen2MoeConfig(

@@ -128,7 +128,7 @@ TEST_CASE("of a model that is almost StableLM what keeps it from being one is na
   CHECK(family([](ModelShape& shape) { shape.sliding_window = 4; }) == "Phi3ForCausalLM");
   CHECK(family([](ModelShape& shape) { shape.head_dim = 16; }) == "Phi3ForCausalLM");
   CHECK(family([](ModelShape& shape) { shape.rope_fraction = 1; }) == "LlamaForCausalLM");
-  CHECK(family([](ModelShape& shape) { shape.qkv_bias = true; }) == "model.position.fraction");
+  CHECK(family([](ModelShape& shape) { shape.qkv_bias = true; }) == "GlmForCausalLM");
   CHECK(family([](ModelShape& shape) { shape.qk_norm = true; }) == "model.position.fraction");
   CHECK(family([](ModelShape& shape) { shape.experts = 4; }) == "model.position.fraction");
   CHECK(family([](ModelShape& shape) { shape.rope_scaling.type = RopeScalingType::linear; }) ==
@@ -217,6 +217,35 @@ TEST_CASE(
     CHECK_FALSE(diagnostics.has_errors());
     CHECK(to_json(back.shape) == to_json(hf_model_of(shape).shape));
   }
+}
+
+TEST_CASE("norms on both sides of blocks are GLM-4's, and a part of each head under biases GLM's") {
+  ModelShape glm = small_shape();
+  glm.activation = Activation::swiglu;
+  glm.norm = NormType::rmsnorm;
+  glm.position = PositionType::rope;
+  glm.rope_fraction = 0.5;
+  glm.bias = false;
+  const auto family = [&](const Change& change) { return family_or_key(glm, change); };
+  CHECK(family([](ModelShape&) {}) == "GlmForCausalLM");
+  CHECK(family([](ModelShape& s) { s.qkv_bias = false; }) == "Phi3ForCausalLM");
+  CHECK(family([](ModelShape& s) { s.rope_fraction = 1; }) == "Qwen2ForCausalLM");
+  CHECK(family([](ModelShape& s) { s.sliding_window = 4; }) == "model.position.fraction");
+  glm.norm_place = NormPlace::both;
+  for (const bool biases : {false, true}) {
+    for (const double fraction : {0.5, 1.0}) {
+      glm.qkv_bias = biases;
+      glm.rope_fraction = fraction;
+      CHECK(family([](ModelShape&) {}) == "Glm4ForCausalLM");
+    }
+  }
+  CHECK(family([](ModelShape& s) {
+          s.qk_norm = true;
+          s.qkv_bias = false;
+        }) == "model.norm.place both");
+  CHECK(family([](ModelShape& s) { s.sliding_window = 4; }) == "model.norm.place both");
+  CHECK(family([](ModelShape& s) { s.rope_scaling.type = RopeScalingType::linear; }) ==
+        "model.norm.place both");
 }
 
 TEST_CASE("of a mixture the family follows from its parts, and what none has is refused") {
