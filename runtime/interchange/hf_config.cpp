@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <numeric>
 #include <optional>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "runtime/interchange/hf_config_reader.h"
+#include "runtime/interchange/hf_experts.h"
 #include "runtime/interchange/hf_rope.h"
 
 namespace mtl {
@@ -18,7 +18,6 @@ namespace mtl {
 namespace {
 
 constexpr ConfigReader::Range kEps{0, 1, true};
-constexpr int64_t kMostLayers = 100'000;
 
 // GELU in one of its forms.
 void read_gelu(ConfigReader& config, const char* key, const char* otherwise, ModelShape& shape) {
@@ -126,6 +125,27 @@ void read_llama_like(ConfigReader& config, ModelShape& shape, const LlamaLike& d
   read_hf_rope(config, defaults.rope, shape);
 }
 
+void read_starcoder2(ConfigReader& config, ModelShape& shape) {
+  shape.layers = config.size("num_hidden_layers");
+  shape.hidden = config.size("hidden_size");
+  shape.heads = config.size("num_attention_heads");
+  shape.kv_heads = config.size("num_key_value_heads", 2);
+  shape.ffn = config.size("intermediate_size");
+  shape.max_seq = config.size("max_position_embeddings", 4096);
+  shape.norm_eps = config.number_in(kEps, "norm_epsilon", 1e-5);
+  read_gelu(config, "hidden_act", "gelu_pytorch_tanh", shape);
+  shape.bias = shape.qkv_bias = config.boolean("use_bias", true);
+  shape.tie_embeddings = config.boolean("tie_word_embeddings", true);
+  read_hf_rope(config, {10000}, shape);
+  read_window(config, shape, false, 0);
+  // The published files have these too, and transformers reads none of them.
+  for (const char* unread :
+       {"attention_softmax_in_fp32", "layer_norm_epsilon", "mlp_type", "norm_type",
+        "scale_attention_softmax_in_fp32", "scale_attn_weights"}) {
+    config.find(unread);
+  }
+}
+
 void read_gemma(ConfigReader& config, ModelShape& shape) {
   read_llama_like(config, shape, {1e-6, {10000}, NormType::rmsnorm, Activation::geglu});
   if (shape.head_dim == 0) shape.head_dim = 256;
@@ -143,72 +163,6 @@ void read_gemma(ConfigReader& config, ModelShape& shape) {
                 "this model cannot be run by mtl");
 }
 
-void read_chosen_experts(ConfigReader& config, ModelShape& shape,
-                         std::optional<int64_t> otherwise) {
-  shape.experts_per_token = config.size("num_experts_per_tok", otherwise);
-  if (shape.experts_per_token < 1 || shape.experts_per_token > shape.experts) {
-    config.refuse(fmt::format("'num_experts_per_tok' is {} of {} experts", shape.experts_per_token,
-                              shape.experts),
-                  "compare config.json with the original model's");
-  } else if (shape.experts_per_token == 1 && shape.moe_scores.normalize) {
-    config.warn(
-        "'num_experts_per_tok' is 1: the model can be run here and not trained, since the "
-        "one expert of a token always weighs 1 and the router cannot learn",
-        "mtl generate works; mtl launch refuses its train.yaml (model.moe.topk)");
-  }
-}
-
-// Of layers some are dense, and their width is the plain one.
-void set_dense_layers(ConfigReader& config, ModelShape& shape, const std::vector<int64_t>& layers,
-                      int64_t ffn) {
-  shape.dense_layers = layers;
-  if (layers.empty()) return;
-  shape.dense_layer_ffn = ffn;
-  if (shape.mixtures() > 0) return;
-  config.refuse("no layer has experts", "compare config.json with the original model's");
-  shape.dense_layers.clear();
-}
-
-// What Qwen's two kinds of mixtures have in common.
-void read_qwen_experts(ConfigReader& config, ModelShape& shape, int64_t experts, int64_t chosen,
-                       int64_t ffn) {
-  shape.experts = config.size("num_experts", experts);
-  if (shape.experts < 1) {
-    config.refuse(fmt::format("'num_experts' is {}", shape.experts),
-                  "compare config.json with the original model's");
-  }
-  const int64_t of_dense = shape.ffn;
-  shape.ffn = config.size("moe_intermediate_size", ffn);
-  shape.moe_scores.normalize = config.boolean("norm_topk_prob", false);
-  read_chosen_experts(config, shape, chosen);
-  // Every so many layers the last is a mixture, unless it is named as one that is none.
-  const int64_t step = std::max<int64_t>(1, config.size("decoder_sparse_step", 1));
-  const nlohmann::json* const named = config.find("mlp_only_layers");
-  std::vector<int64_t> dense;
-  for (int64_t layer = 0; layer < std::min(shape.layers, kMostLayers); ++layer) {
-    const bool is_named = named != nullptr && named->is_array() &&
-                          std::find(named->begin(), named->end(), layer) != named->end();
-    if (is_named || (layer + 1) % step != 0) dense.push_back(layer);
-  }
-  if (named != nullptr && !named->is_array()) {
-    config.refuse("'mlp_only_layers' is no list", "compare config.json with the original model's");
-  }
-  set_dense_layers(config, shape, dense, of_dense);
-}
-
-void read_olmoe_experts(ConfigReader& config, ModelShape& shape) {
-  shape.experts = config.size("num_experts", 64);
-  if (shape.experts < 1) {
-    config.refuse("'num_experts' is 0", "compare config.json with the original model's");
-  }
-  shape.moe_scores.normalize = config.boolean("norm_topk_prob", false);
-  read_chosen_experts(config, shape, 8);
-  if (config.find("clip_qkv") != nullptr) {
-    config.refuse("'clip_qkv' is given: queries, keys and values are not clipped here",
-                  "this model cannot be run by mtl");
-  }
-}
-
 // Where there is a window, layers without one do not rotate either.
 void require_no_window(ConfigReader& config) {
   const bool none = config.json().contains("sliding_window") && !config.find("sliding_window");
@@ -218,54 +172,6 @@ void require_no_window(ConfigReader& config) {
       "'sliding_window' is not null: some layers have a window then, and the others see "
       "no positions",
       "this model cannot be run by mtl");
-}
-
-// dots.llm1: DeepSeek-V3's mixture beside Qwen3's attention.
-void read_dots_experts(ConfigReader& config, ModelShape& shape) {
-  const int64_t of_dense = shape.ffn;
-  shape.ffn = config.size("moe_intermediate_size", 1408);
-  shape.experts = config.size("n_routed_experts");
-  if (shape.experts < 1) {
-    config.refuse("'n_routed_experts' is 0", "compare config.json with the original model's");
-  }
-  shape.moe_scores = {.sigmoid = true,
-                      .normalize = config.boolean("norm_topk_prob", false),
-                      .scale = config.number_in({0, 1e4, true}, "routed_scaling_factor", 1),
-                      .groups = config.size("n_group", 1),
-                      .group_topk = config.size("topk_group", 1)};
-  shape.expert_bias = true;
-  read_chosen_experts(config, shape, std::nullopt);
-  const int64_t shared = config.size("n_shared_experts");
-  if (shared < 1) {
-    config.refuse("'n_shared_experts' is 0", "compare config.json with the original model's");
-  }
-  shape.shared_ffn = shared * shape.ffn;
-  std::vector<int64_t> dense(static_cast<size_t>(
-      std::min({config.size("first_k_dense_replace", 0), shape.layers, kMostLayers})));
-  std::iota(dense.begin(), dense.end(), 0);
-  set_dense_layers(config, shape, dense, of_dense);
-  if (const int64_t every = config.size("moe_layer_freq", 1); every != 1) {
-    config.refuse(fmt::format("'moe_layer_freq' is {}, and transformers takes all layers behind "
-                              "the first ones for mixtures",
-                              every),
-                  "this model cannot be run by mtl");
-  }
-  const int64_t groups = shape.moe_scores.groups, taken = shape.moe_scores.group_topk;
-  if (groups == 1) return;
-  const int64_t size = groups > 0 ? shape.experts / groups : 0;
-  const bool whole = groups > 1 && groups <= 64 && shape.experts % groups == 0 && taken >= 1 &&
-                     taken <= groups && shape.experts_per_token <= taken * size;
-  if (!whole) {
-    config.refuse(fmt::format("'n_group' {} and 'topk_group' {} do not fit {} of {} experts",
-                              groups, taken, shape.experts_per_token, shape.experts),
-                  "compare config.json with the original model's");
-  } else if (shape.experts_per_token / taken != 2) {
-    // Here, as in Megatron-LM, topk / group_topk of them.
-    config.refuse(fmt::format("a group's score is the sum of its two best experts', and here that "
-                              "of {} (num_experts_per_tok / topk_group)",
-                              shape.experts_per_token / taken),
-                  "this model cannot be run by mtl");
-  }
 }
 
 // What models of a type have that no setting here says, where they are close to ones that are here.
@@ -289,6 +195,7 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
   if (type == "gpt2") return read_gpt2(config, shape);
   if (type == "gpt_neox") return read_gpt_neox(config, shape);
   if (type == "gemma") return read_gemma(config, shape);
+  if (type == "starcoder2") return read_starcoder2(config, shape);
   if (type == "llama") {
     read_llama_like(config, shape, {1e-6, {10000}});
     const bool attention = config.boolean("attention_bias", false);
@@ -379,8 +286,7 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
     read_window(config, shape, true, 4096);
   } else {
     read_llama_like(config, shape, {1e-5, {1e6}});
-    shape.experts = config.size("num_local_experts", 8);
-    read_chosen_experts(config, shape, 2);
+    read_mixtral_experts(config, shape);
     read_window(config, shape, false, 0);
   }
 }
@@ -391,12 +297,12 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
                              Diagnostics& diagnostics) {
   HfModel model;
   const auto refuse_family = [&](const std::string& what) {
-    diagnostics.add(
-        {.code = "import.family",
-         .what = file + ": " + what,
-         .help = "mtl reads exaone4, gemma, glm, glm4, gpt2, gpt_neox, llama, mistral, "
-                 "mixtral, olmo2, olmoe, phi3, qwen2, qwen3, qwen2_moe, qwen3_moe, dots1 and "
-                 "stablelm, for causal LM"});
+    diagnostics.add({.code = "import.family",
+                     .what = file + ": " + what,
+                     .help =
+                         "mtl reads exaone4, gemma, glm, glm4, gpt2, gpt_neox, llama, mistral, "
+                         "mixtral, olmo2, olmoe, phi3, qwen2, qwen3, qwen2_moe, qwen3_moe, dots1, "
+                         "stablelm and starcoder2, for causal LM"});
   };
   if (!json.is_object()) {
     refuse_family("it is not a JSON object");
@@ -421,7 +327,8 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
       {"olmoe", "OlmoeForCausalLM"},
       {"exaone4", "Exaone4ForCausalLM"},
       {"glm", "GlmForCausalLM"},
-      {"glm4", "Glm4ForCausalLM"}};
+      {"glm4", "Glm4ForCausalLM"},
+      {"starcoder2", "Starcoder2ForCausalLM"}};
   const std::string type = config.text("model_type", "");
   const auto known = kArchitectures.find(type);
   if (known == kArchitectures.end()) {
@@ -469,8 +376,8 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
     }
     if (shape.layers > kMostLayers) config.refuse("more than 100000 layers");
     if (shape.experts > 65'536) config.refuse("more than 65536 experts");
-    const bool whole =
-        type == "gpt2" || type == "stablelm" || type == "gpt_neox" || type == "olmoe";
+    const bool whole = type == "gpt2" || type == "stablelm" || type == "gpt_neox" ||
+                       type == "olmoe" || type == "starcoder2";
     if (whole && shape.hidden % shape.heads != 0) {
       config.refuse(
           fmt::format("the width {} is not a multiple of {} heads", shape.hidden, shape.heads));

@@ -25,6 +25,18 @@ bool is_glm(const ModelShape& shape) {
          (shape.norm_place == NormPlace::both || (partial && !shape.norms_outputs()));
 }
 
+// GPT-NeoX's blocks one behind the other, with key heads that are shared, a window, or no biases.
+bool is_starcoder2(const ModelShape& shape) {
+  const bool blocks = shape.norm == NormType::layernorm && !shape.gated() &&
+                      shape.position == PositionType::rope && shape.rope_fraction == 1;
+  const bool plain = !shape.parallel_residual && !shape.qk_norm && shape.experts == 0 &&
+                     shape.embedding_scale == 1 && !shape.norms_outputs() &&
+                     shape.bias == shape.qkv_bias && shape.heads * shape.head_dim == shape.hidden &&
+                     shape.rope_scaling.type != RopeScalingType::longrope;
+  const bool neox = shape.kv_heads == shape.heads && shape.bias && shape.sliding_window == 0;
+  return blocks && plain && !neox;
+}
+
 std::vector<std::string> obstacles(const ModelShape& shape) {
   std::vector<std::string> notes;
   const auto add = [&](bool obstacle, const char* note) {
@@ -185,6 +197,7 @@ HfModel hf_model_of(const ModelShape& shape) {
   if (is_glm(shape)) {
     return {shape, shape.norms_outputs() ? "Glm4ForCausalLM" : "GlmForCausalLM"};
   }
+  if (is_starcoder2(shape)) return {shape, "Starcoder2ForCausalLM"};
   if (std::vector<std::string> notes = obstacles(shape); !notes.empty()) {
     throw Error(Exit::data,
                 {.code = "export.family",
@@ -289,6 +302,15 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
     for (const char* other : {"rms_norm_eps", "head_dim", "num_key_value_heads", "rope_theta"}) {
       config.erase(other);
     }
+  } else if (model.architecture == "Starcoder2ForCausalLM") {
+    config["model_type"] = "starcoder2";
+    config["hidden_act"] = gelu;
+    config["norm_epsilon"] = shape.norm_eps;
+    config["use_bias"] = shape.bias;
+    config["sliding_window"] = window();
+    config["residual_dropout"] = shape.dropout_hidden;
+    config["embedding_dropout"] = shape.dropout_hidden;
+    for (const char* other : {"rms_norm_eps", "head_dim"}) config.erase(other);
   } else if (model.architecture == "StableLmForCausalLM") {
     config["model_type"] = "stablelm";
     config["layer_norm_eps"] = shape.norm_eps;

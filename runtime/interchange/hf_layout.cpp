@@ -57,15 +57,20 @@ void add_fused(std::vector<ForeignTensor>& tensors, ForeignTensor tensor,
   tensors.push_back(std::move(tensor));
 }
 
+using Words = std::pair<std::string_view, std::string_view>;
 // GLM-4's names of the norms that Gemma 2 calls otherwise.
-std::string glm4_name(std::string name) {
-  static constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kNorms = {
-      {{".post_attention_layernorm.", ".post_self_attn_layernorm."},
-       {".pre_feedforward_layernorm.", ".post_attention_layernorm."},
-       {".post_feedforward_layernorm.", ".post_mlp_layernorm."}}};
-  for (const auto& norm : kNorms) {
-    if (const size_t at = name.find(norm.first); at != std::string::npos) {
-      return name.replace(at, norm.first.size(), norm.second);
+constexpr std::array<Words, 3> kGlm4 = {
+    {{".post_attention_layernorm.", ".post_self_attn_layernorm."},
+     {".pre_feedforward_layernorm.", ".post_attention_layernorm."},
+     {".post_feedforward_layernorm.", ".post_mlp_layernorm."}}};
+constexpr std::array<Words, 2> kStarcoder2 = {
+    {{".mlp.up_proj.", ".mlp.c_fc."}, {".mlp.down_proj.", ".mlp.c_proj."}}};
+
+// The first of `words` that is in the name is replaced.
+std::string renamed(std::string name, std::span<const Words> words) {
+  for (const Words& word : words) {
+    if (const size_t at = name.find(word.first); at != std::string::npos) {
+      return name.replace(at, word.first.size(), word.second);
     }
   }
   return name;
@@ -107,10 +112,13 @@ std::vector<ForeignTensor> hf_tensors(const HfModel& model, const std::vector<Pa
   const bool glm = glm4 || model.architecture == "GlmForCausalLM";
   const size_t matrices = model.architecture == "Phi3ForCausalLM" ? kFused.size() : glm ? 1 : 0;
   const std::span<const Fused> fused = std::span(kFused).first(matrices);
+  std::span<const Words> names;
+  if (glm4) names = kGlm4;
+  if (model.architecture == "Starcoder2ForCausalLM") names = kStarcoder2;
   for (size_t i = 0; i < table.size(); ++i) {
     const Dims origin(table[i].shape.size(), 0);
     const std::string& name = table[i].name;
-    ForeignTensor tensor = {.name = glm4 ? glm4_name(name) : name,
+    ForeignTensor tensor = {.name = renamed(name, names),
                             .shape = table[i].shape,
                             .parts = {{.row = i, .rect = {origin, table[i].shape}, .at = origin}}};
     const bool norm = table[i].init == InitKind::ones;

@@ -112,8 +112,8 @@ Section model_section() {
                            {"sandwich", "both", ""},
                            {"after", "output", ""},
                            {"post", "",
-                            "is ambiguous: the norm of a sum, as in BERT, is not here; of what a "
-                            "block adds it is 'output'"}},
+                            "the norm of a sum, as in BERT, is not here; that of what a block adds "
+                            "is `output`"}},
                .known_as = {"norm_position", "norm_placement", "post_norm", "norm_after",
                             "sandwich_norm"}},
               {.key = "model.position.type",

@@ -219,6 +219,23 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "GPT-NeoX's blocks behind each other with fewer key heads, a window or no biases are StarCoder "
+    "2") {
+  ModelShape shape = small_shape();
+  shape.position = PositionType::rope;
+  const auto family = [&](const Change& change) { return family_or_key(shape, change); };
+  CHECK(family([](ModelShape&) {}) == "GPTNeoXForCausalLM");
+  CHECK(family([](ModelShape& s) { s.kv_heads = 1; }) == "Starcoder2ForCausalLM");
+  CHECK(family([](ModelShape& s) { s.sliding_window = 4; }) == "Starcoder2ForCausalLM");
+  CHECK(family([](ModelShape& s) { s.bias = s.qkv_bias = false; }) == "Starcoder2ForCausalLM");
+  shape.kv_heads = 1;
+  CHECK(family([](ModelShape& s) { s.activation = Activation::gelu_exact; }) ==
+        "Starcoder2ForCausalLM");
+  CHECK(family([](ModelShape& s) { s.parallel_residual = true; }) == "model.kv_heads");
+  CHECK(family([](ModelShape& s) { s.rope_fraction = 0.5; }) == "model.kv_heads");
+}
+
 TEST_CASE("norms on both sides of blocks are GLM-4's, and a part of each head under biases GLM's") {
   ModelShape glm = small_shape();
   glm.activation = Activation::swiglu;

@@ -23,17 +23,27 @@ struct Folder {
   const char *name, *architecture;
   const char* exported = nullptr;  // the architecture, if it is another than it came from
 };
-const Folder kFolders[] = {
-    {"gpt2", "GPT2LMHeadModel"},          {"llama", "LlamaForCausalLM"},
-    {"llama-tied", "LlamaForCausalLM"},   {"llama-yarn", "LlamaForCausalLM"},
-    {"gemma", "GemmaForCausalLM"},        {"mistral", "MistralForCausalLM"},
-    {"qwen2", "Qwen2ForCausalLM"},        {"mixtral", "MixtralForCausalLM"},
-    {"olmoe", "OlmoeForCausalLM"},        {"glm", "GlmForCausalLM"},
-    {"glm4", "Glm4ForCausalLM"},          {"exaone4", "Exaone4ForCausalLM"},
-    {"olmo2", "Olmo2ForCausalLM"},        {"phi3", "Phi3ForCausalLM", "LlamaForCausalLM"},
-    {"qwen2-moe", "Qwen2MoeForCausalLM"}, {"qwen3-moe", "Qwen3MoeForCausalLM"},
-    {"dots1", "Dots1ForCausalLM"},        {"stablelm", "StableLmForCausalLM"},
-    {"gpt-neox", "GPTNeoXForCausalLM"},   {"gpt-neox-sequential", "GPTNeoXForCausalLM"}};
+const Folder kFolders[] = {{"gpt2", "GPT2LMHeadModel"},
+                           {"llama", "LlamaForCausalLM"},
+                           {"llama-tied", "LlamaForCausalLM"},
+                           {"llama-yarn", "LlamaForCausalLM"},
+                           {"gemma", "GemmaForCausalLM"},
+                           {"mistral", "MistralForCausalLM"},
+                           {"qwen2", "Qwen2ForCausalLM"},
+                           {"mixtral", "MixtralForCausalLM"},
+                           {"olmoe", "OlmoeForCausalLM"},
+                           {"starcoder2", "Starcoder2ForCausalLM"},
+                           {"glm", "GlmForCausalLM"},
+                           {"glm4", "Glm4ForCausalLM"},
+                           {"exaone4", "Exaone4ForCausalLM"},
+                           {"olmo2", "Olmo2ForCausalLM"},
+                           {"phi3", "Phi3ForCausalLM", "LlamaForCausalLM"},
+                           {"qwen2-moe", "Qwen2MoeForCausalLM"},
+                           {"qwen3-moe", "Qwen3MoeForCausalLM"},
+                           {"dots1", "Dots1ForCausalLM"},
+                           {"stablelm", "StableLmForCausalLM"},
+                           {"gpt-neox", "GPTNeoXForCausalLM"},
+                           {"gpt-neox-sequential", "GPTNeoXForCausalLM"}};
 
 // The bytes of every tensor of a folder, by name.
 std::map<std::string, std::string> tensor_bytes(const fs::path& folder) {
@@ -241,6 +251,12 @@ TEST_CASE("what changes the mathematics is read or refused") {
   CHECK(problems("dots1", {{"topk_group", 4}}) == "import.config ");  // one of each would count
   CHECK(problems("dots1", {{"num_experts_per_tok", 1}, {"n_group", 1}}) == "warning ");
   CHECK(problems("olmo2", {{"attention_bias", true}}) == "import.config ");
+  CHECK(problems("glm4", {{"attention_bias", nullptr}}) == "");
+  CHECK(problems("glm4", {{"partial_rotary_factor", 0.4}}) == "");                // 4 of 12
+  CHECK(problems("glm4", {{"partial_rotary_factor", 0.3}}) == "import.config ");  // 3
+  CHECK(problems("starcoder2", {{"norm_type", "layer_norm"}, {"residual_dropout", 0.1}}) == "");
+  CHECK(problems("starcoder2", {{"hidden_act", "silu"}}) == "import.config ");
+  CHECK(problems("starcoder2", {{"num_attention_heads", 5}}) == "import.config import.config ");
   CHECK(problems("olmoe", {{"clip_qkv", 8.0}}) == "import.config ");
   CHECK(problems("olmoe", {{"clip_qkv", nullptr}}) == "");
   CHECK(problems("olmoe", {{"num_experts", 0}}) == "import.config import.config ");
