@@ -1,8 +1,7 @@
 #include "runtime/interchange/foreign_tensor.h"
 
+#include <algorithm>
 #include <map>
-
-#include "runtime/interchange/foreign_weights.h"
 
 namespace mtl {
 
@@ -22,13 +21,24 @@ void place(const ForeignPart& part, const Dims& from_shape, const std::vector<fl
                  : part.rect.offset[0] + c;
       const int64_t row = part.transposed ? c : r, column = part.transposed ? r : c;
       const int64_t target =
-          matrix ? (part.at[0] + row) * to_stride[0] + part.at[1] + column : part.at[0] + c;
+          matrix ? (part.at[0] + row * part.row_step) * to_stride[0] + part.at[1] + column
+                 : part.at[0] + c * part.row_step;
       to[static_cast<size_t>(target)] = from[static_cast<size_t>(source)] - part.plus;
     }
   }
 }
 
 }  // namespace
+
+StridedTensor view_of(const ForeignPart& part, StridedTensor tensor) {
+  for (size_t d = 0; d < part.at.size(); ++d) {
+    tensor.byte_offset += part.at[d] * tensor.strides[d] * bytes_of(tensor.dtype);
+  }
+  tensor.shape = part.rect.extent;
+  if (part.transposed) std::reverse(tensor.shape.begin(), tensor.shape.end());
+  tensor.strides[0] *= part.row_step;
+  return tensor;
+}
 
 std::vector<float> assemble(const ForeignTensor& tensor, const std::vector<ParamRow>& table,
                             const std::function<std::vector<float>(const ParamRow&)>& read) {

@@ -375,6 +375,9 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
                     "compare config.json with the original model's");
     }
     if (shape.layers > kMostLayers) config.refuse("more than 100000 layers");
+    if (shape.layers * shape.heads > 1'000'000) {
+      config.refuse("more than a million heads in all layers");
+    }
     if (shape.experts > 65'536) config.refuse("more than 65536 experts");
     const bool whole = type == "gpt2" || type == "stablelm" || type == "gpt_neox" ||
                        type == "olmoe" || type == "starcoder2";

@@ -146,8 +146,8 @@ void assign(const HfModel& model, const ForeignTensors& there, const fs::path& f
       for (const ForeignPart& part : wanted.parts) {
         weights.add(table[part.row].name, table[part.row].shape,
                     {.rect = part.rect,
-                     .source = tensor->second,
-                     .at = part.at,
+                     .source = view_of(part, tensor->second),
+                     .at = Dims(part.at.size(), 0),
                      .transposed = part.transposed,
                      .plus = part.plus});
       }

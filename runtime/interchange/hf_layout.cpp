@@ -81,20 +81,19 @@ std::string renamed(std::string name, std::span<const Words> words) {
 void put_pairs_together(ForeignTensor& tensor, const ModelShape& shape) {
   const ForeignPart whole = tensor.parts.front();
   tensor.parts.clear();
-  const auto add = [&](int64_t ours, int64_t theirs, int64_t rows) {
+  const auto add = [&](int64_t ours, int64_t theirs, int64_t rows, int64_t step) {
     ForeignPart part = whole;
     part.rect.offset[0] = ours;
     part.rect.extent[0] = rows;
     part.at[0] = theirs;
+    part.row_step = step;
     tensor.parts.push_back(std::move(part));
   };
   const int64_t turned = shape.rotary_dim(), half = turned / 2;
   for (int64_t head = 0; head < tensor.shape[0]; head += shape.head_dim) {
-    for (int64_t i = 0; i < half; ++i) {
-      add(head + i, head + 2 * i, 1);
-      add(head + half + i, head + 2 * i + 1, 1);
-    }
-    if (turned < shape.head_dim) add(head + turned, head + turned, shape.head_dim - turned);
+    add(head, head, half, 2);
+    add(head + half, head + 1, half, 2);
+    if (turned < shape.head_dim) add(head + turned, head + turned, shape.head_dim - turned, 1);
   }
 }
 

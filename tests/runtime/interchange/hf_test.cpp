@@ -273,6 +273,10 @@ TEST_CASE("what changes the mathematics is read or refused") {
   CHECK(problems("llama", {{"partial_rotary_factor", 0.5}}) == "import.config ");
   CHECK(problems("llama", {{"num_key_value_heads", 3}}) == "import.config ");
   CHECK(problems("llama", {{"num_hidden_layers", 1e300}}) == "import.config ");
+  for (const char* type : {"llama", "gpt-neox", "glm4"}) {
+    CHECK(problems(type, {{"num_attention_heads", 1 << 20}, {"hidden_size", 1 << 23}}) ==
+          "import.config ");
+  }
   CHECK(problems("llama", {{"hidden_size", -4}}) == "import.config ");
   CHECK(problems("llama", {{"num_attention_heads", 0}}) == "import.config ");
   CHECK(problems("llama", {{"logit_softcapping", 30.0}}) == "warning ");
