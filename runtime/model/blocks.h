@@ -138,7 +138,6 @@ class MlpBlock {
 
  private:
   const BlockContext& context_;
-  int64_t layer_;
   PartsAgain again_;
   Activation activation_;
   bool gated_;
@@ -199,7 +198,6 @@ class MoeBlock {
   void route_backward(const Pass& pass) const;
 
   const BlockContext& context_;
-  int64_t layer_;
   PartsAgain again_;
   Norm norm_;
   BranchEnd end_;

@@ -14,7 +14,6 @@ Buffer scratch(const BlockContext& context, const std::string& name) {
 MlpBlock::MlpBlock(const BlockContext& context, int64_t layer, const PartsAgain& again,
                    const std::string& output)
     : context_(context),
-      layer_(layer),
       again_(again),
       activation_(context.shape.activation),
       gated_(context.shape.gated()),

@@ -21,7 +21,6 @@ std::vector<MoeBlock::Expert> MoeBlock::experts_of(const BlockContext& context, 
 MoeBlock::MoeBlock(const BlockContext& context, int64_t layer, const PartsAgain& again,
                    const std::string& output)
     : context_(context),
-      layer_(layer),
       again_(again),
       norm_(context, layer, "mlp.norm", layer_buffer(layer, "mlp"),
             float8_stream_amax(context, layer, "mlp.up", Float8Operand::x)),
