@@ -19,6 +19,7 @@
 #include "runtime/checkpoint/step_dirs.h"
 #include "runtime/find_run.h"
 #include "runtime/metrics/reporter.h"
+#include "runtime/metrics/run_state.h"
 #include "runtime/plan/shape_settings.h"
 #include "runtime/run_length.h"
 
@@ -29,7 +30,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kFence = "fence";
-constexpr const char* kRunLock = "lock";
 
 // The number in the fence file; 0 = none.
 int64_t fence_of(const fs::path& dir) {

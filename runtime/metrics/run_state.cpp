@@ -32,7 +32,7 @@ bool was_launched_here(const std::filesystem::path& dir) {
 std::string state_of_run(const std::filesystem::path& dir, const nlohmann::json& status,
                          const std::string& last_heard) {
   const std::string said = text_of_member(status, "state");
-  if (said != "running" || is_locked(dir / "lock").value_or(true)) return said;
+  if (said != "running" || is_locked(dir / kRunLock).value_or(true)) return said;
   // All times are UTC in one form, so text compares as they do.
   const std::string heard = std::max(last_heard, text_of_member(status, "time"));
   const bool silent = heard < utc_time(std::time(nullptr) - kLongestSilence);

@@ -8,6 +8,9 @@
 
 namespace mtl {
 
+// The file of a run directory that whoever works in it holds a lock on.
+inline constexpr const char* kRunLock = "lock";
+
 // The state of status.json: running, done, stopped, failed; "" = none. `lost` instead of `running`
 // if nobody works on it any more and nobody has said so: no process holds the run's lock. Where a
 // lock may be one that other machines do not see, so where env.json is of another machine, it is

@@ -82,6 +82,14 @@ inline void gpipe(TrainSpec& s) {
 inline void full(TrainSpec& s) {
   s.recompute.mode = "full";
 }
+inline void full_of_3(TrainSpec& s) {
+  full(s);
+  s.recompute.layers = 3;
+}
+inline void distributed(TrainSpec& s) {
+  full(s);
+  s.recompute.distribute = true;
+}
 inline void selective(TrainSpec& s) {
   s.recompute.mode = "selective";
   s.recompute.modules = {"core_attn", "norm", "mlp"};

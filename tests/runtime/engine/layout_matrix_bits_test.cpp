@@ -51,12 +51,7 @@ TEST_CASE("layout matrix: pipelines and schedules and recompute and ZeRO-1 have 
          s.recompute.module_layers["mlp"] = 2;
        }},
       {"recompute full", {}, full, true},
-      {"recompute uniform 3",
-       {},
-       [](TrainSpec& s) {
-         s.recompute.mode = "full";
-         s.recompute.layers = 3;
-       }},
+      {"recompute uniform 3", {}, full_of_3},
       {"recompute block 2 in pp 2",
        {.pp = 2},
        [](TrainSpec& s) {

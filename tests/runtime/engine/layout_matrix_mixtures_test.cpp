@@ -74,12 +74,7 @@ TEST_CASE("layout matrix: blocks for all tokens, gates and biases of experts do 
         {"recompute of some layers", {}, some_layers},
         {"recompute of one layer in pp 2", {.pp = 2}, one_layer},
         {"full recompute in pp 2", {.pp = 2}, full},
-        {"recompute of three layers",
-         {},
-         [](TrainSpec& s) {
-           s.recompute.mode = "full";
-           s.recompute.layers = 3;
-         }}}},
+        {"recompute of three layers", {}, full_of_3}}},
       {{.dp = 2},
        false,
        {{"zero 0", {.dp = 2}, zero0}, {"pp 2 small buckets", {.dp = 2, .pp = 2}, small_buckets}}},

@@ -16,15 +16,6 @@ namespace layout_matrix_norms_test {
 
 namespace {
 
-void full_of_3(TrainSpec& s) {
-  full(s);
-  s.recompute.layers = 3;
-}
-void distributed(TrainSpec& s) {
-  full(s);
-  s.recompute.distribute = true;
-}
-
 // Norms behind dense blocks and mixtures, with what all tokens go through.
 TrainSpec mixture() {
   TrainSpec spec = spec_of(Model::mixtral);

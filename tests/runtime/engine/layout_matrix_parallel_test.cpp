@@ -25,15 +25,6 @@ void all_modules(TrainSpec& s) {
 void mlp(TrainSpec& s) {
   selected(s, {"mlp"});
 }
-void full_of_3(TrainSpec& s) {
-  full(s);
-  s.recompute.layers = 3;
-}
-
-void distributed(TrainSpec& s) {
-  full(s);
-  s.recompute.distribute = true;
-}
 
 }  // namespace
 
