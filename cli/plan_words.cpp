@@ -82,6 +82,12 @@ std::string blocks_words(const ModelShape& model) {
       if (model.rope_fraction != 1) {
         text += fmt::format(" on {} of {} elements", model.rotary_dim(), model.head_dim);
       }
+      if (model.window_rope_base > 0) {
+        text += fmt::format(" (base {:g} in windows)", model.window_rope_base);
+      }
+      if (!model.unrotated_layers.empty()) {
+        text += fmt::format(" but in {}", count_of(std::ssize(model.unrotated_layers), "layer"));
+      }
       break;
     case PositionType::alibi:
       text += ", alibi";
@@ -97,6 +103,13 @@ std::string blocks_words(const ModelShape& model) {
   }
   if (model.sliding_window > 0) {
     text += fmt::format(", window of {} positions", grouped(model.sliding_window));
+    if (!model.full_layers.empty()) {
+      text += fmt::format(" in {} of {}", model.layers - std::ssize(model.full_layers),
+                          count_of(model.layers, "layer"));
+    }
+  }
+  if (model.attention_scale > 0) {
+    text += fmt::format(", scores times {:.4g}", model.attention_scale);
   }
   text += model.bias ? ", biases" : ", no biases";
   if (model.qkv_bias != model.bias) {

@@ -167,10 +167,18 @@ class Rank {
     if (made_.cuda == nullptr || made_.cuda->choose_attention == nullptr) return {};
     if (spec_.data.reset_attention_at_eod) return {};
     const GridSizes& sizes = plan_.grid.sizes();
-    AttentionShape shape = attention_of(plan_.model, sizes[Axis::tp] * sizes[Axis::cp]);
-    shape.batch = plan_.micro_batch;
-    shape.seq = plan_.seq;
-    return made_.cuda->choose_attention(*device_, shape, plan_.compute);
+    const auto chosen_for = [&](int64_t layer) {
+      AttentionShape shape = attention_of(plan_.model, layer, sizes[Axis::tp] * sizes[Axis::cp]);
+      shape.batch = plan_.micro_batch;
+      shape.seq = plan_.seq;
+      return made_.cuda->choose_attention(*device_, shape, plan_.compute);
+    };
+    const std::vector<int64_t>& full = plan_.model.full_layers;
+    if (full.empty()) return chosen_for(0);
+    int64_t with_window = 0;
+    while (plan_.model.window_of(with_window) == 0) ++with_window;
+    return fmt::format("{}; in layers with a window: {}", chosen_for(full.front()),
+                       chosen_for(with_window));
   }
 
   std::string device_line() const {

@@ -21,4 +21,17 @@ std::vector<float> rope_table(const ModelShape& shape, int64_t positions, int64_
   return table;
 }
 
+void fill_rope_tables(const Arena& arena, Device& device, const ModelShape& shape,
+                      int64_t positions, int64_t longest) {
+  const auto fill = [&](const char* name, const ModelShape& of_layers) {
+    const Tensor table = arena.find_tensor(name);
+    if (table) device.copy_from_host(table, rope_table(of_layers, positions, longest).data());
+  };
+  fill(kRopeTable, shape);
+  ModelShape windows = shape;
+  windows.rope_base = shape.window_rope_base;
+  windows.rope_scaling = {};
+  fill(kWindowRopeTable, windows);
+}
+
 }  // namespace mtl

@@ -51,9 +51,7 @@ SoloModel::SoloModel(const ModelShape& shape, Device& device, int64_t context, i
       context_{device, tensor_parallel_, context_parallel_, expert_parallel_,
                shape_, arena_,           parameters_},
       chunk_(context_, everything_of(shape_)) {
-  if (const Tensor table = arena_.find_tensor("rope")) {
-    device.copy_from_host(table, rope_table(shape_, context, context).data());
-  }
+  fill_rope_tables(arena_, device, shape_, context, context);
 }
 
 SoloModel::~SoloModel() {

@@ -96,9 +96,7 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
          .help = "use precision.dtype=bf16; FP8 is there from compute capability 8.9 on "
                  "(H100, H200, L40, RTX 4090 and newer)"});
   }
-  if (const Tensor table = arena_.find_tensor("rope")) {
-    device.copy_from_host(table, rope_table(plan.model, plan.model.max_seq, plan.seq).data());
-  }
+  fill_rope_tables(arena_, device, plan.model, plan.seq, plan.seq);
   if (const Tensor numbers = arena_.find_tensor("mlp.row_numbers")) {
     std::vector<int32_t> host(static_cast<size_t>(numbers.numel()));
     std::iota(host.begin(), host.end(), 0);

@@ -126,9 +126,17 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
       }
     }
   }
+  if (shape.window_rope_base > 0) line("    window_base: {}", shape.window_rope_base);
+  if (!shape.unrotated_layers.empty()) {
+    line("    skip: {{layers: [{}]}}", fmt::join(shape.unrotated_layers, ", "));
+  }
   line("  max_seq: {}\n  bias: {}", shape.max_seq, shape.bias);
   if (shape.qkv_bias != shape.bias) line("  qkv_bias: {}", shape.qkv_bias);
   if (shape.sliding_window > 0) line("  sliding_window: {}", shape.sliding_window);
+  if (!shape.full_layers.empty()) {
+    line("  full_attention: {{layers: [{}]}}", fmt::join(shape.full_layers, ", "));
+  }
+  if (shape.attention_scale > 0) line("  attention_scale: {}", shape.attention_scale);
   if (shape.experts > 0) {
     line("  moe:\n    experts: {}\n    topk: {}", shape.experts, shape.experts_per_token);
     if (!shape.dense_layers.empty()) {

@@ -10,6 +10,13 @@ int heads_parts(const BlockContext& context) {
   return context.tp.size() * context.cp.size();
 }
 
+// Empty where the layer rotates nothing.
+Tensor rope_table_of(const BlockContext& context, int64_t layer) {
+  const ModelShape& shape = context.shape;
+  if (!shape.rotates(layer)) return {};
+  return context.arena.tensor(shape.rotates_by_window(layer) ? kWindowRopeTable : kRopeTable);
+}
+
 }  // namespace
 
 AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer, const PartsAgain& again)
@@ -43,7 +50,7 @@ AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer, const
       dattended_by_head_(context.arena.find("attn.dcontext_by_head")),
       dqkv_by_head_(context.arena.find("attn.dqkv_by_head")),
       room_(context.arena.find_tensor(kAttentionRoom)),
-      rope_table_(context.arena.find_tensor("rope")),
+      rope_table_(rope_table_of(context, layer)),
       first_key_(context.arena.find("first_key")),
       position_ids_(context.arena.find("position_ids")) {
   const bool parallel = context.shape.parallel_residual;
@@ -55,21 +62,23 @@ AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer, const
   }
 }
 
-AttentionShape attention_of(const ModelShape& shape, int parts) {
+AttentionShape attention_of(const ModelShape& shape, int64_t layer, int parts) {
   AttentionShape attention;
   attention.heads = shape.heads / parts;
   attention.kv_heads = local_kv_heads(shape, parts);
   attention.head_dim = shape.head_dim;
-  attention.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+  attention.scale = shape.attention_scale > 0
+                        ? static_cast<float>(shape.attention_scale)
+                        : 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
   attention.dropout.probability = static_cast<float>(shape.dropout_attention);
   attention.total_heads = shape.heads;
   attention.alibi = shape.position == PositionType::alibi;
-  attention.window = shape.sliding_window;
+  attention.window = shape.window_of(layer);
   return attention;
 }
 
 AttentionShape AttentionBlock::attention_shape(const Pass& whole) const {
-  AttentionShape attention = attention_of(context_.shape, heads_parts(context_));
+  AttentionShape attention = attention_of(context_.shape, layer_, heads_parts(context_));
   attention.batch = whole.sequences;
   attention.seq = whole.past + whole.seq;
   attention.first_query = whole.past;

@@ -51,7 +51,7 @@ class EmbeddingBlock {
 
 // The attention of one of `parts` ranks (tp x cp) that divide the heads, but for the sequences, the
 // dropout's key and the first head.
-AttentionShape attention_of(const ModelShape& shape, int parts);
+AttentionShape attention_of(const ModelShape& shape, int64_t layer, int parts);
 
 // x + dropout(proj(attention(qkv(norm(x))))), or with norms elsewhere (branch_end.h); heads split
 // over TP, and from qkv to proj over CP too.

@@ -10,11 +10,20 @@ namespace {
 
 // Positions that a query sees on average, the diagonal counted half: the area under the causal
 // mask, without the triangle that a window leaves out.
-double seen_positions(const ModelShape& shape, int64_t seq) {
+double seen_positions(int64_t sliding_window, int64_t seq) {
   const auto all = static_cast<double>(seq);
-  if (shape.sliding_window == 0) return all / 2;
-  const auto window = static_cast<double>(std::min(shape.sliding_window, seq));
+  if (sliding_window == 0) return all / 2;
+  const auto window = static_cast<double>(std::min(sliding_window, seq));
   return window - window * window / (2 * all);
+}
+
+double attention_flops(const ModelShape& shape, int64_t sliding_window, int64_t seq) {
+  return 12 * static_cast<double>(shape.query_width()) * seen_positions(sliding_window, seq);
+}
+
+// What one of ModelShape::full_layers has beyond a layer with the window.
+double flops_beyond_window(const ModelShape& shape, int64_t seq) {
+  return attention_flops(shape, 0, seq) - attention_flops(shape, shape.sliding_window, seq);
 }
 
 }  // namespace
@@ -28,7 +37,7 @@ double flops_per_token_of_layer(const ModelShape& shape, int64_t seq) {
   if (shape.experts > 0)
     mlp += h * static_cast<double>(shape.experts + (shape.shared_gate ? 1 : 0));
   const double attention = h * (q + 2 * kv) + q * h;
-  return 6 * (mlp + attention) + 12 * q * seen_positions(shape, seq);
+  return 6 * (mlp + attention) + attention_flops(shape, shape.sliding_window, seq);
 }
 
 double flops_per_token_of_layers(const ModelShape& shape, int64_t seq, int64_t begin, int64_t end) {
@@ -38,7 +47,8 @@ double flops_per_token_of_layers(const ModelShape& shape, int64_t seq, int64_t b
   if (dense > 0) {
     flops += static_cast<double>(dense) * flops_per_token_of_layer(shape.of_dense_layers(), seq);
   }
-  return flops;
+  const auto full = static_cast<double>(shape.full_layers_in(begin, end));
+  return flops + full * flops_beyond_window(shape, seq);
 }
 
 double flops_per_token_of_head(const ModelShape& shape) {
@@ -46,12 +56,15 @@ double flops_per_token_of_head(const ModelShape& shape) {
 }
 
 std::vector<int64_t> balanced_stages(const ModelShape& shape, int64_t seq, int virtual_stages) {
-  const double head = flops_per_token_of_head(shape), layer = flops_per_token_of_layer(shape, seq);
-  if (shape.dense_layers.empty())
+  const double head = flops_per_token_of_head(shape);
+  if (shape.dense_layers.empty() && shape.full_layers.empty()) {
+    const double layer = flops_per_token_of_layer(shape, seq);
     return balanced_layers(shape.layers, virtual_stages, head / layer);
-  const double dense = flops_per_token_of_layer(shape.of_dense_layers(), seq);
+  }
   std::vector<double> costs;
-  for (int64_t i = 0; i < shape.layers; ++i) costs.push_back(shape.is_mixture(i) ? layer : dense);
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    costs.push_back(flops_per_token_of_layers(shape, seq, i, i + 1));
+  }
   return balanced_layers(costs, virtual_stages, head);
 }
 

@@ -18,8 +18,9 @@ struct Cost {
 Cost cost(const ModelShape& shape, const std::vector<ParamRow>& table, int64_t seq);
 
 // FLOPs of one layer for a token, counted alike: what an uneven pipeline is drawn and judged with.
+// Where the model has a window, of a layer with it.
 double flops_per_token_of_layer(const ModelShape& shape, int64_t seq);
-// Of layers [begin, end), of either kind.
+// Of layers [begin, end), of every kind.
 double flops_per_token_of_layers(const ModelShape& shape, int64_t seq, int64_t begin, int64_t end);
 // The layers of each of so many virtual stages, for the same work everywhere, the head's included;
 // there are as many layers at least.

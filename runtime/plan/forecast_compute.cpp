@@ -208,8 +208,12 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
   const double norms = norms_before + (model.norms_outputs() ? d.stream * 4 * d.h : 0) +
                        (model.qk_norm_whole ? d.n * 4 * (d.q + d.kv) : 0);
   const double residual = d.stream * (software.dropout ? 7 : 6) * d.h / (parallel ? 2 : 1);
-  const double rope =
-      model.position == PositionType::rope ? d.n * 2 * (d.q + d.kv) * model.rope_fraction : 0;
+  // Layers that rotate nothing are counted into all alike.
+  const double rotated =
+      1 - static_cast<double>(model.unrotated_layers.size()) / static_cast<double>(model.layers);
+  const double rope = model.position == PositionType::rope
+                          ? d.n * 2 * (d.q + d.kv) * model.rope_fraction * rotated
+                          : 0;
   const double active = static_cast<double>(model.active_ffn()) / layout.tp;
   const double activation = d.n * active * (d.parts + 1);
   // Made again it is written by the op that reads for its derivative what it is made of; but for a

@@ -229,11 +229,18 @@ LayerKinds layer_kinds(const Workload& work, const LayoutChoice& layout, const C
       result.kinds[first + 1] = kind_of(plain);
     }
   };
-  add(work, 0);
-  if (!work.model.dense_layers.empty()) {
-    Workload dense = work;
-    dense.model = work.model.of_dense_layers();
-    add(dense, 2);
+  const auto add_both = [&](const Workload& layers, size_t first) {
+    add(layers, first);
+    if (layers.model.dense_layers.empty()) return;
+    Workload dense = layers;
+    dense.model = layers.model.of_dense_layers();
+    add(dense, first + 2);
+  };
+  add_both(work, 0);
+  if (!work.model.full_layers.empty()) {
+    Workload full = work;
+    full.model.sliding_window = 0;
+    add_both(full, 4);
   }
   return result;
 }

@@ -28,10 +28,11 @@ struct LayerKind {
   LayerLinks links;
 };
 struct LayerKinds {
-  static constexpr size_t kKinds = 4;
+  static constexpr size_t kKinds = 8;
   static size_t of(const ModelShape& model, const LayoutChoice& layout, int64_t layer) {
     const bool dense = model.experts > 0 && !model.is_mixture(layer);
-    return (dense ? 2 : 0) + (layout.float8.holds(model, layer) ? 0 : 1);
+    const bool full = model.window_of(layer) != model.sliding_window;
+    return (full ? 4 : 0) + (dense ? 2 : 0) + (layout.float8.holds(model, layer) ? 0 : 1);
   }
   std::array<LayerKind, kKinds> kinds;  // those that there are
 };

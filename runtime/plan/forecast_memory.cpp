@@ -163,7 +163,8 @@ double scratch_of(const MemoryInput& in, bool head, bool sends) {
   const ModelShape& model = in.model();
   double always = d.n * d.h * d.e + d.stream * d.h * d.e;
   if (model.position == PositionType::rope) {
-    always += static_cast<double>(model.max_seq * model.rotary_dim()) * 4;
+    always += static_cast<double>(in.work.seq * model.rotary_dim()) * 4 *
+              (model.window_rope_base > 0 ? 2 : 1);
   }
   if (sends) always += d.stream * d.h * d.e;
   if (layout.sequence_parallel) always += d.n * d.h * d.e;

@@ -58,8 +58,11 @@ void add_scratch(ArenaBuilder& arena, const ModelShape& shape, const ParamLayout
   const bool sends = std::any_of(needs.chunks.begin(), needs.chunks.end(),
                                  [](const ChunkRange& chunk) { return !chunk.head; });
   if (shape.position == PositionType::rope) {
-    const int64_t positions = needs.training ? shape.max_seq : needs.context;
-    arena.add("rope", DType::f32, {positions, shape.rotary_dim()});
+    const int64_t positions = needs.training ? needs.seq : needs.context;
+    arena.add(kRopeTable, DType::f32, {positions, shape.rotary_dim()});
+    if (shape.window_rope_base > 0) {
+      arena.add(kWindowRopeTable, DType::f32, {positions, shape.rotary_dim()});
+    }
   }
   arena.add("branch", compute, {d.n, d.h});  // output of a block before the residual
   if (sends) arena.add(kChunkOutput, compute, {d.stream, d.h});

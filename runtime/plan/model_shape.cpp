@@ -35,15 +35,37 @@ const char* norm_place_name(NormPlace place) {
   return kNormPlaces[static_cast<size_t>(place)];
 }
 
+namespace {
+
+bool has(const std::vector<int64_t>& layers, int64_t layer) {
+  return std::binary_search(layers.begin(), layers.end(), layer);
+}
+
+int64_t count_in(const std::vector<int64_t>& layers, int64_t begin, int64_t end) {
+  return std::lower_bound(layers.begin(), layers.end(), end) -
+         std::lower_bound(layers.begin(), layers.end(), begin);
+}
+
+}  // namespace
+
 bool ModelShape::is_mixture(int64_t layer) const {
-  return experts > 0 && !std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
+  return experts > 0 && !has(dense_layers, layer);
 }
 
 int64_t ModelShape::mixtures_in(int64_t begin, int64_t end) const {
-  if (experts == 0) return 0;
-  const auto dense = std::lower_bound(dense_layers.begin(), dense_layers.end(), end) -
-                     std::lower_bound(dense_layers.begin(), dense_layers.end(), begin);
-  return end - begin - dense;
+  return experts == 0 ? 0 : end - begin - count_in(dense_layers, begin, end);
+}
+
+int64_t ModelShape::window_of(int64_t layer) const {
+  return has(full_layers, layer) ? 0 : sliding_window;
+}
+
+int64_t ModelShape::full_layers_in(int64_t begin, int64_t end) const {
+  return count_in(full_layers, begin, end);
+}
+
+bool ModelShape::rotates(int64_t layer) const {
+  return position == PositionType::rope && !has(unrotated_layers, layer);
 }
 
 ModelShape ModelShape::of_dense_layers() const {
@@ -66,12 +88,23 @@ Family ModelShape::family() const {
   const bool gpt2 = norm == NormType::layernorm && !gated() && embedding_scale == 1 &&
                     position == PositionType::learned && kv_heads == heads &&
                     heads * head_dim == hidden && !qk_norm && qkv_bias == bias &&
-                    sliding_window == 0 && experts == 0 && !parallel_residual &&
-                    norm_place == NormPlace::input;
+                    sliding_window == 0 && attention_scale == 0 && experts == 0 &&
+                    !parallel_residual && norm_place == NormPlace::input;
   return gpt2 ? Family::gpt2 : Family::llama;
 }
 
 namespace {
+
+std::vector<int64_t> chosen_layers(const LayerChoice& choice, int64_t layers) {
+  std::vector<int64_t> chosen;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    if ((choice.every > 0 && (layer + 1) % choice.every == 0) ||
+        std::find(choice.layers.begin(), choice.layers.end(), layer) != choice.layers.end()) {
+      chosen.push_back(layer);
+    }
+  }
+  return chosen;
+}
 
 std::vector<int64_t> dense_layers(const TrainSpec::Model& model) {
   std::vector<int64_t> layers;
@@ -115,9 +148,17 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.padded_vocab = round_up(vocab, model.vocab_pad_to);
   shape.max_seq = model.max_seq > 0 ? model.max_seq : spec.train.seq_len;
   shape.rope_scaling = rope_scaling(model.position.scaling, shape.max_seq);
+  if (shape.position == PositionType::rope) {
+    shape.unrotated_layers = chosen_layers(model.position.skip, model.layers);
+    if (model.sliding_window > 0) shape.window_rope_base = model.position.window_base;
+  }
   shape.bias = model.bias;
   shape.qkv_bias = model.qkv_bias == "auto" ? model.bias : model.qkv_bias == "true";
   shape.sliding_window = model.sliding_window;
+  if (shape.sliding_window > 0) {
+    shape.full_layers = chosen_layers(model.full_attention, model.layers);
+  }
+  shape.attention_scale = model.attention_scale;
   shape.experts = model.moe.experts;
   shape.experts_per_token = shape.experts > 0 ? model.moe.topk : 0;
   shape.moe_aux_loss = model.moe.aux_loss;
@@ -168,6 +209,8 @@ nlohmann::json to_json(const ModelShape& shape) {
   if (shape.parallel_residual) json["parallel_residual"] = true;
   if (shape.embedding_scale != 1) json["embedding_scale"] = shape.embedding_scale;
   if (shape.sliding_window > 0) json["sliding_window"] = shape.sliding_window;
+  if (!shape.full_layers.empty()) json["full_layers"] = shape.full_layers;
+  if (shape.attention_scale > 0) json["attention_scale"] = shape.attention_scale;
   if (shape.experts > 0) {
     json["experts"] = shape.experts;
     json["experts_per_token"] = shape.experts_per_token;
@@ -193,6 +236,8 @@ nlohmann::json to_json(const ModelShape& shape) {
     if (shape.rope_scaling.type != RopeScalingType::none) {
       json["rope_scaling"] = to_json(shape.rope_scaling);
     }
+    if (shape.window_rope_base > 0) json["window_rope_base"] = shape.window_rope_base;
+    if (!shape.unrotated_layers.empty()) json["unrotated_layers"] = shape.unrotated_layers;
   }
   return json;
 }
@@ -214,6 +259,8 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   shape.parallel_residual = json.value("parallel_residual", false);
   shape.embedding_scale = json.value("embedding_scale", 1.0);
   shape.sliding_window = json.value("sliding_window", int64_t{0});
+  shape.full_layers = json.value("full_layers", std::vector<int64_t>());
+  shape.attention_scale = json.value("attention_scale", 0.0);
   shape.experts = json.value("experts", int64_t{0});
   shape.experts_per_token = json.value("experts_per_token", int64_t{0});
   shape.moe_scores.sigmoid = json.value("moe_score", "softmax") == "sigmoid";
@@ -242,6 +289,8 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   if (const auto scaling = json.find("rope_scaling"); scaling != json.end()) {
     shape.rope_scaling = rope_scaling_from_json(*scaling);
   }
+  shape.window_rope_base = json.value("window_rope_base", 0.0);
+  shape.unrotated_layers = json.value("unrotated_layers", std::vector<int64_t>());
   shape.padded_vocab = round_up(shape.vocab, shape.vocab_pad_to);
   return shape;
 }

@@ -48,6 +48,9 @@ struct ModelShape {
   double rope_base = 10000;
   double rope_fraction = 1;  // of each head, that is rotated: its first elements
   RopeScaling rope_scaling;
+  // Of layers with a window, whose frequencies are not scaled (Gemma 3); 0 = as of the others.
+  double window_rope_base = 0;
+  std::vector<int64_t> unrotated_layers;  // rotate nothing; ascending, not all
   bool qk_norm = false;
   bool qk_norm_whole = false;  // of all queries of a token at once, and of all keys
   // A layer adds attention and feed-forward block of its own input, each behind its own norm, at
@@ -57,6 +60,8 @@ struct ModelShape {
   bool qkv_bias = true;  // of the projection to queries, keys and values: Qwen2 has this one alone
   // Queries see the newest this many positions, their own included (Mistral); 0 = all before them.
   int64_t sliding_window = 0;
+  std::vector<int64_t> full_layers;  // have no window all the same; ascending, not all
+  double attention_scale = 0;        // of scores; 0 = 1 / sqrt(head_dim)
   // Mixture of experts (Mixtral): the feed-forward block of a layer is this many, each of width
   // `ffn`, of which each token takes `experts_per_token`; 0 = one block for all.
   int64_t experts = 0;
@@ -90,6 +95,15 @@ struct ModelShape {
   int64_t rotary_dim() const {
     return static_cast<int64_t>(static_cast<double>(head_dim) * rope_fraction);
   }
+  // Positions that the queries of a layer see; 0 = all before them. And in how many of the layers
+  // [begin, end) they see all in spite of sliding_window.
+  int64_t window_of(int64_t layer) const;
+  int64_t full_layers_in(int64_t begin, int64_t end) const;
+  // Whether a layer rotates queries and keys, and whether with frequencies of windows alone.
+  bool rotates(int64_t layer) const;
+  bool rotates_by_window(int64_t layer) const {
+    return window_rope_base > 0 && window_of(layer) > 0 && rotates(layer);
+  }
   bool norms_inputs() const { return norm_place != NormPlace::output; }
   bool norms_outputs() const { return norm_place != NormPlace::input; }
   // Whether one matrix of the MLP is a gate of another.
@@ -114,7 +128,8 @@ struct ModelShape {
   int64_t active_experts() const { return experts > 0 ? experts_per_token : 1; }
 };
 
-// The shape of each layer of a model, for what tells of one.
+// The shape of each layer of a model, for what tells of one; its window and its rotation, which no
+// parameter knows of, are asked for by its number.
 class LayerShapes {
  public:
   explicit LayerShapes(const ModelShape& model) : model_(model) {

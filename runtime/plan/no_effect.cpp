@@ -51,6 +51,19 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
         not_longrope);
   check("model.position.scaling.long_factor", longrope, scaling.long_factor, plain.long_factor,
         not_longrope);
+  const TrainSpec::Model& no_model = built_in.model;
+  const bool window = spec.model.sliding_window > 0;
+  const char* const no_window = "model.sliding_window is 0";
+  check("model.full_attention.every", window, spec.model.full_attention.every, int64_t{0},
+        no_window);
+  check("model.full_attention.layers", window, spec.model.full_attention.layers,
+        no_model.full_attention.layers, no_window);
+  const char* const not_rope = "model.position.type is not rope";
+  check("model.position.window_base", rope && window, position.window_base, 0.0,
+        rope ? no_window : not_rope);
+  check("model.position.skip.every", rope, position.skip.every, int64_t{0}, not_rope);
+  check("model.position.skip.layers", rope, position.skip.layers, no_model.position.skip.layers,
+        not_rope);
   const TrainSpec::Model::Moe& moe = spec.model.moe;
   const TrainSpec::Model::Moe& no_moe = built_in.model.moe;
   const char* const no_experts = "model.moe.experts is 0";

@@ -123,6 +123,49 @@ void check_groups(const ModelShape& model, RuleBook& book) {
             fmt::format("use group_topk >= {}, or fewer groups", (topk + size - 1) / size));
 }
 
+// Whether the model has all layers that `key` lists.
+bool has_listed(const char* key, const char* code, const std::vector<int64_t>& layers,
+                const ModelShape& model, RuleBook& book) {
+  const auto behind = std::find_if(layers.begin(), layers.end(),
+                                   [&](int64_t layer) { return layer >= model.layers; });
+  if (behind == layers.end()) return true;
+  return book.rule(
+      code, key, false,
+      fmt::format("{} names layer {}, and the model has {}, from 0 on", key, *behind, model.layers),
+      "leave it out, or raise model.layers");
+}
+
+// What a choice of layers is not to take from all of them.
+struct ChosenLayers {
+  const char *every, *list;  // its settings
+  const char *all, *instead;
+};
+
+void check_choice(const LayerChoice& given, const std::vector<int64_t>& chosen,
+                  const ModelShape& model, const ChosenLayers& words, RuleBook& book) {
+  constexpr const char* kCode = "model.layer_choice";
+  if (!has_listed(words.list, kCode, given.layers, model, book)) return;
+  book.rule(kCode, given.layers.empty() ? words.every : words.list,
+            std::ssize(chosen) < model.layers, words.all, words.instead);
+}
+
+void check_layer_choices(const TrainSpec::Model& given, const ModelShape& model, RuleBook& book) {
+  if (model.sliding_window > 0) {
+    check_choice(given.full_attention, model.full_layers, model,
+                 {"model.full_attention.every", "model.full_attention.layers",
+                  "model.full_attention leaves no layer with the window of model.sliding_window",
+                  "choose fewer layers, or set model.sliding_window=0"},
+                 book);
+  }
+  if (model.position == PositionType::rope) {
+    check_choice(given.position.skip, model.unrotated_layers, model,
+                 {"model.position.skip.every", "model.position.skip.layers",
+                  "model.position.skip leaves no layer that rotates queries and keys",
+                  "choose fewer layers, or set model.position.type=none"},
+                 book);
+  }
+}
+
 void check_experts(const RuleInput& input, RuleBook& book) {
   const TrainSpec::Model& given = input.spec.model;
   const ModelShape& model = input.model;
@@ -149,15 +192,7 @@ void check_experts(const RuleInput& input, RuleBook& book) {
             "behind attention",
             "set model.parallel_residual=false or model.moe.experts=0");
   check_groups(model, book);
-  const std::vector<int64_t>& dense = given.moe.dense_layers;
-  const auto behind = std::find_if(dense.begin(), dense.end(),
-                                   [&](int64_t layer) { return layer >= model.layers; });
-  if (behind != dense.end()) {
-    book.rule("model.moe", "model.moe.dense_layers", false,
-              fmt::format("model.moe.dense_layers names layer {}, and the model has {}, from 0 on",
-                          *behind, model.layers),
-              "leave it out, or raise model.layers");
-  } else {
+  if (has_listed("model.moe.dense_layers", "model.moe", given.moe.dense_layers, model, book)) {
     book.rule("model.moe", "model.moe.dense_layers", model.mixtures() > 0,
               "no layer is a mixture, and model.moe.experts asks for experts",
               "leave a layer out of model.moe.dense_layers, or set model.moe.experts=0");
@@ -182,6 +217,7 @@ void check_model(const RuleInput& input, RuleBook& book) {
 
   if (head_dim && model.position == PositionType::rope) check_rotary_dim(given, model, book);
   check_rope_scaling(given.position, model, book);
+  check_layer_choices(given, model, book);
   book.rule("model.norm", "model.norm.place", !model.parallel_residual || !model.norms_outputs(),
             fmt::format("model.norm.place {} has a norm behind each block, and with "
                         "model.parallel_residual both are one sum",

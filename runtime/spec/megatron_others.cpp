@@ -161,11 +161,10 @@ const std::vector<MegatronOthers>& megatron_left_out() {
 const std::vector<MegatronOthers>& megatron_refused() {
   static const std::vector<MegatronOthers> rows = {
       others("the activation is GELU or SwiGLU", "squared-relu quick-geglu"),
-      others("elements of the two halves of what is rotated are pairs, in every layer",
-             "rotary-interleaved no-rope-freq"),
+      others("elements of the two halves of what is rotated are pairs", "rotary-interleaved"),
       others("norms stand before each block", "apply-residual-connection-post-layernorm"),
       others("attention is over plain keys and values, and its softmax is the usual one",
-             "qk-l2-norm qk-clip window-attn-skip-freq attention-output-gate "
+             "qk-l2-norm qk-clip attention-output-gate "
              "multi-latent-attention q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim "
              "v-head-dim rotary-scaling-factor mscale mscale-all-dim"),
       others("layers differ in their experts alone, and there is one token to foresee",

@@ -45,7 +45,8 @@ class MegatronReader {
   void check(MegatronSettings& result);
 
   void model();
-  void mixtures();
+  void layer_pattern(const std::string& flag, const std::string& every_key,
+                     const std::string& list_key, int64_t named);
   void experts();
   void positions();
   void layout();

@@ -43,38 +43,37 @@ void MegatronReader::model() {
     wrong("window-size", "the positions to the left, and 0 to the right");
   } else {
     set("model.sliding_window", std::to_string(left + 1), "window-size");
+    layer_pattern("window-attn-skip-freq", "model.full_attention.every",
+                  "model.full_attention.layers", 0);
   }
 }
 
-// Which layers are mixtures.
-void MegatronReader::mixtures() {
-  const std::string freq = text("moe-layer-freq");
-  if (freq.empty()) return;
-  if (freq.find('[') == std::string::npos) {
-    const auto every = whole("moe-layer-freq");
-    if (every && *every > 1) {
-      set("model.moe.every", std::to_string(*every), "moe-layer-freq");
-    } else if (every && *every < 1) {
-      wrong("moe-layer-freq", "a number from 1 on, or a list");
-    }
+// A flag that says of layers whether they are of a kind: N for a pattern of N layers, or a list of
+// 0 and 1, of which `named` are those that `list_key` names.
+void MegatronReader::layer_pattern(const std::string& flag, const std::string& every_key,
+                                   const std::string& list_key, int64_t named) {
+  const std::string given = text(flag);
+  if (given.empty()) return;
+  if (given.find('[') == std::string::npos) {
+    const auto every = whole(flag);
+    if (every && *every >= 1) set(every_key, std::to_string(*every), flag);
+    if (every && *every < 1) wrong(flag, "a number from 1 on, or a list");
     return;
   }
-  const std::string given = setting("model.layers");
-  const size_t layers = std::strtoul(given.c_str(), nullptr, 10);
-  const auto flags = python_list(freq, 100'000);
+  const std::string model_layers = setting("model.layers");
+  const size_t layers = std::strtoul(model_layers.c_str(), nullptr, 10);
+  const auto flags = python_list(given, 100'000);
   if (!flags || std::any_of(flags->begin(), flags->end(), [](int64_t i) { return i > 1; })) {
-    return wrong("moe-layer-freq", "0 and 1 for the layers, such as [0]*3+[1]*58");
+    return wrong(flag, "0 and 1 for the layers, such as [0]*3+[1]*58");
   }
   if (layers > 0 && flags->size() != layers) {
-    return wrong("moe-layer-freq", fmt::format("{} numbers, one for each layer", layers));
+    return wrong(flag, fmt::format("{} numbers, one for each layer", layers));
   }
-  std::vector<size_t> dense;
+  std::vector<size_t> chosen;
   for (size_t i = 0; i < flags->size(); ++i) {
-    if ((*flags)[i] == 0) dense.push_back(i);
+    if ((*flags)[i] == named) chosen.push_back(i);
   }
-  if (!dense.empty()) {
-    set("model.moe.dense_layers", fmt::format("[{}]", fmt::join(dense, ", ")), "moe-layer-freq");
-  }
+  if (!chosen.empty()) set(list_key, fmt::format("[{}]", fmt::join(chosen, ", ")), flag);
 }
 
 void MegatronReader::experts() {
@@ -82,7 +81,8 @@ void MegatronReader::experts() {
     drop("model.moe.");
     return;
   }
-  mixtures();
+  layer_pattern("moe-layer-freq", "model.moe.every", "model.moe.dense_layers", 0);
+  if (setting("model.moe.every") == "1") drop("model.moe.every");
   if (const auto ffn = value("moe-ffn-hidden-size")) {
     const bool dense =
         !setting("model.moe.every").empty() || !setting("model.moe.dense_layers").empty();
@@ -113,6 +113,7 @@ void MegatronReader::positions() {
     drop("model.position.scaling.");
     return;
   }
+  layer_pattern("no-rope-freq", "model.position.skip.every", "model.position.skip.layers", 1);
   const char* const kLinear = "rotary-seq-len-interpolation-factor";
   const auto linear = value(kLinear), llama = value("rope-scaling-factor");
   if (linear && has("use-rope-scaling")) refuse(kLinear, "--use-rope-scaling is another scaling");

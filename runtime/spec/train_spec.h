@@ -14,6 +14,13 @@
 
 namespace mtl {
 
+// Layers of a model: the last of every `every`, 0 = none so, and those that are listed, from 0 on.
+struct LayerChoice {
+  int64_t every = 0;
+  std::string choice = "none";  // none | [0, 1, ...]
+  std::vector<int64_t> layers = {};
+};
+
 struct TrainSpec {
   struct Run {
     std::string name = "run";
@@ -36,6 +43,8 @@ struct TrainSpec {
       std::string type = "learned";  // learned | rope | alibi | none
       double base = 10000;           // of the rotary frequencies
       double fraction = 1;           // of each head, that is rotated
+      double window_base = 0;        // of layers with a window, not scaled; 0 = as the others
+      LayerChoice skip;              // layers that rotate nothing
       // A change of the rotary frequencies (model.position.scaling.*, runtime/plan/rope_scaling.h).
       struct Scaling {
         std::string type = "none";     // none | linear | llama3 | yarn | longrope
@@ -55,6 +64,8 @@ struct TrainSpec {
     bool bias = true;
     std::string qkv_bias = "auto";   // auto (as bias) | true | false: of queries, keys and values
     int64_t sliding_window = 0;      // newest positions that a query sees, its own too; 0 = all
+    LayerChoice full_attention;      // layers without a window
+    double attention_scale = 0;      // of scores; 0 = 1 / sqrt(head_dim)
     bool qk_norm = false;            // RMS norm of every query and key head
     bool qk_norm_whole = false;      // or of all of a token's queries, and all its keys, at once
     bool parallel_residual = false;  // attention and feed-forward block side by side

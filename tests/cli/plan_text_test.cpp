@@ -70,6 +70,19 @@ parameters  27M (26 516 992); active 7.6M (7 642 624)
 )"));
 }
 
+TEST_CASE("layers that differ are counted") {
+  TrainSpec spec = small_spec();
+  spec.model.sliding_window = 128;
+  spec.model.full_attention.every = 4;
+  spec.model.position.window_base = 500;
+  spec.model.position.skip.layers = {1, 2, 5};
+  spec.model.attention_scale = 0.25;
+  CHECK(
+      has(plan_text(plan_of(spec, 1), 200, {}),
+          "rotary positions (base 500 in windows) but in 3 layers, window of 128 positions in 6 of "
+          "8 layers, scores times 0.25, no biases"));
+}
+
 TEST_CASE("a plan with sequences that are divided says who has what") {
   TrainSpec spec = small_spec();
   spec.parallel.cp = 2;

@@ -2,8 +2,9 @@
 """Reference numbers of the LLaMA family for the parity tests, from PyTorch.
 
 Models of four layers, in the manner of gpt2_reference.py: LLaMA itself, variants with what Llama 3
-and Qwen 3, Qwen 2, and Mistral add, StableLM, GPT-NeoX, Gemma, one with ALiBi, OLMo 2, and one with
-norms on both sides of its blocks, as Gemma 2 has them. README.md beside this file defines every
+and Qwen 3, Qwen 2, and Mistral add, StableLM, GPT-NeoX, Gemma, one with ALiBi, OLMo 2, one with norms on
+both sides of its blocks, as Gemma 2 has them, and one whose layers differ in their windows and
+rotations, as those of Gemma 3 and SmolLM3. README.md beside this file defines every
 number exactly.
 
   llama_small.json               LLaMA: 50 steps in float64, float32 and bfloat16
@@ -21,6 +22,8 @@ number exactly.
                                  queries and of all keys of a position as one: 10 steps
   llama_sandwich.json            norms of what the blocks get and of what they give, GELU's tanh form
                                  as a gate, biases, tied: 10 steps
+  llama_layers.json              a window in layers 0 and 2 alone, frequencies of layers with a window,
+                                 no rotation in layer 2, scores scaled otherwise: 10 steps
 """
 import math
 
@@ -53,6 +56,9 @@ ALIBI = {**LLAMA, "kv_heads": 1, "activation": "gelu", "norm": {"type": "layerno
 OLMO2 = {**LLAMA, "norm_place": "output", "qk_norm": True, "qk_norm_whole": True}
 SANDWICH = {**LLAMA, "kv_heads": 4, "norm_place": "both", "activation": "geglu", "bias": True,
             "tie_embeddings": True}
+LAYERS = {**LLAMA, "sliding_window": 13, "full_attention": {"every": 4, "layers": [1]},
+          "attention_scale": 0.2,
+          "position": {**SCALED["position"], "window_base": 100.0, "skip": {"every": 3, "layers": []}}}
 
 # The norms of a layer where "norm_place" is that ("input" where a model does not say): before and
 # behind attention, before and behind the feed-forward block.
@@ -110,12 +116,22 @@ def parameters(model):
         yield "lm_head.weight", (VOCAB, h)
 
 
-def frequencies(model):
+def is_chosen(choice, layer):
+    return choice is not None and (layer in choice["layers"] or (layer + 1) % choice["every"] == 0)
+
+
+def has_window(model, layer):
+    return "sliding_window" in model and not is_chosen(model.get("full_attention"), layer)
+
+
+def frequencies(model, layer):
     """Radians per position of each of the rotations (float64)."""
     position = model["position"]
+    own = has_window(model, layer) and "window_base" in position
+    base = position["window_base"] if own else position["base"]
     d = int(model["head_dim"] * position.get("fraction", 1))
-    plain = [position["base"] ** (-2 * i / d) for i in range(d // 2)]
-    scaling = position.get("scaling")
+    plain = [base ** (-2 * i / d) for i in range(d // 2)]
+    scaling = None if own else position.get("scaling")
     if scaling is None:
         return plain
     factor, original = scaling["factor"], scaling["original_max_seq"]
@@ -152,25 +168,27 @@ def make_forward(model):
     before, behind, before_mlp, behind_mlp = norms_of(model)
     whole = model.get("qk_norm_whole", False)
     places = torch.arange(SEQ, dtype=torch.float64)
-    if kind == "rope":
-        angles = torch.outer(places, torch.tensor(frequencies(model), dtype=torch.float64))
-        angles = torch.cat((angles, angles), dim=-1)
-        cos64, sin64 = angles.cos(), angles.sin()
+    layers = range(model["layers"])
+    turns = [kind == "rope" and not is_chosen(model["position"].get("skip"), n) for n in layers]
+    angles = [torch.outer(places, torch.tensor(frequencies(model, n), dtype=torch.float64)).repeat(1, 2)
+              if turns[n] else None for n in layers]
+    divisor = 1 / model["attention_scale"] if "attention_scale" in model else math.sqrt(d)
     future = torch.full((SEQ, SEQ), -math.inf, dtype=torch.float64).triu(1)
+    windowed = future
     if "sliding_window" in model:  # the newest so many positions, the query's own included
         past = places[None, :] <= places[:, None] - model["sliding_window"]
-        future = future.masked_fill(past, -math.inf)
+        windowed = future.masked_fill(past, -math.inf)
     if kind == "alibi":
         slopes = torch.tensor([2.0 ** (-8 * (i + 1) / heads) for i in range(heads)],
                               dtype=torch.float64)
-        future = future + slopes[:, None, None] * (places[None, :] - places[:, None])
+        windowed = future = future + slopes[:, None, None] * (places[None, :] - places[:, None])
 
     def forward(w, ids, number):
         """Mean cross-entropy (nats) over all BATCH * SEQ targets."""
         x, y = ids[:, :-1], ids[:, 1:]
         b, t = x.shape
         dtype = w["model.embed_tokens.weight"].dtype
-        mask = future.to(dtype)
+        masks = [(windowed if has_window(model, n) else future).to(dtype) for n in layers]
 
         def norm(s, layer, which):
             if which is None:
@@ -185,7 +203,7 @@ def make_forward(model):
         def project(a, p):
             return linear(number, a, w[p + ".weight"].t(), w.get(p + ".bias"))
 
-        def heads_of(a, p, count):
+        def heads_of(a, n, p, count):
             def normed(a):
                 if not model["qk_norm"] or p.endswith("v"):
                     return a
@@ -197,19 +215,20 @@ def make_forward(model):
             a = a.view(b, t, count, d).transpose(1, 2)
             if not whole:
                 a = normed(a)
-            if kind == "rope" and not p.endswith("v"):
-                a = number.wide(number.store(rotate(a, cos64.to(dtype), sin64.to(dtype))))
+            if turns[n] and not p.endswith("v"):
+                cos, sin = angles[n].cos().to(dtype), angles[n].sin().to(dtype)
+                a = number.wide(number.store(rotate(a, cos, sin)))
             return a.repeat_interleave(heads // count, dim=1)
 
         s = number.store(number.weight(w["model.embed_tokens.weight"])[x])
         if "embedding_scale" in model:
             s = number.store(number.wide(s) * model["embedding_scale"])
-        for n in range(model["layers"]):
+        for n in layers:
             p = f"model.layers.{n}."
             a = norm(s, p, before)
-            q, k, v = (heads_of(a, p + f"self_attn.{which}", count)
+            q, k, v = (heads_of(a, n, p + f"self_attn.{which}", count)
                        for which, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)))
-            score = torch.softmax(q @ k.transpose(2, 3) / math.sqrt(d) + mask, dim=-1)
+            score = torch.softmax(q @ k.transpose(2, 3) / divisor + masks[n], dim=-1)
             a = number.store((score @ v).transpose(1, 2).reshape(b, t, heads * d))
             attended = s + norm(project(a, p + "self_attn.o_proj"), p, behind)
             parallel = model.get("parallel_residual", False)
@@ -241,7 +260,7 @@ def main():
     for name, model in (("llama_scaled", SCALED), ("llama_qwen2", QWEN2), ("llama_window", WINDOW),
                         ("llama_stablelm", STABLELM), ("llama_neox", NEOX), ("llama_alibi", ALIBI),
                         ("llama_gemma", GEMMA), ("llama_olmo2", OLMO2),
-                        ("llama_sandwich", SANDWICH)):
+                        ("llama_sandwich", SANDWICH), ("llama_layers", LAYERS)):
         result, _ = compare(parameters(model), make_forward(model), model, steps=10)
         write_json(out / f"{name}.json", result)
 

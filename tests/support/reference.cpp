@@ -31,6 +31,12 @@ float reference_weight(const std::string& name, int64_t i) {
   return gain ? static_cast<float>(1.0 + static_cast<double>(v)) : v;
 }
 
+LayerChoice layer_choice(const nlohmann::json& json, const char* key) {
+  const auto found = json.find(key);
+  if (found == json.end()) return {};
+  return {.every = found->at("every"), .layers = found->at("layers")};
+}
+
 // The LLaMA family's files use the names of train.yaml; GPT-2's has what the defaults say.
 void read_model(const nlohmann::json& json, TrainSpec::Model& model) {
   json.at("layers").get_to(model.layers);
@@ -49,6 +55,8 @@ void read_model(const nlohmann::json& json, TrainSpec::Model& model) {
   model.parallel_residual = json.value("parallel_residual", false);
   model.embedding_scale = json.value("embedding_scale", 1.0);
   model.sliding_window = json.value("sliding_window", int64_t{0});
+  model.full_attention = layer_choice(json, "full_attention");
+  model.attention_scale = json.value("attention_scale", 0.0);
   json.at("norm").at("type").get_to(model.norm.type);
   json.at("norm").at("eps").get_to(model.norm.eps);
   model.norm.place = json.value("norm_place", "input");
@@ -74,6 +82,8 @@ void read_model(const nlohmann::json& json, TrainSpec::Model& model) {
   position.at("type").get_to(model.position.type);
   model.position.base = position.value("base", model.position.base);
   model.position.fraction = position.value("fraction", model.position.fraction);
+  model.position.window_base = position.value("window_base", 0.0);
+  model.position.skip = layer_choice(position, "skip");
   if (const auto scaling = position.find("scaling"); scaling != position.end()) {
     TrainSpec::Model::Position::Scaling& to = model.position.scaling;
     scaling->at("type").get_to(to.type);

@@ -9,6 +9,7 @@ namespace {
 
 const Choice kModel[] = {
     {"model.norm.eps", 0.1, {"1e-6", "0.001"}},
+    {"model.attention_scale", 0.1, {"0.1", "1"}},
     {"model.sliding_window", 0.25, {"1", "3", "5", "8", "13"}},
     {"model.tie_embeddings", 0.5, {"false"}},
     {"model.vocab_pad_to", 0.4, {"1", "2", "3", "64"}},
@@ -59,6 +60,18 @@ void draw_positions(Draw& draw, Settings& s, const std::string& type) {
   }
   if (scaling != "yarn") return;
   draw_choices(draw, s, kYarn);
+}
+
+// What differs from layer to layer.
+void draw_layers(Draw& draw, Settings& s) {
+  const bool rope = s.text("model.position.type") == "rope";
+  const int64_t layers = s.number("model.layers", 1);
+  if (!s.text("model.sliding_window").empty()) {
+    if (draw.chance(0.4)) s.set("model.full_attention.every", draw.pick({2, 2, 3}));
+    if (draw.chance(0.2)) s.set("model.full_attention.layers", draw.below(layers));
+    if (rope && draw.chance(0.4)) s.set("model.position.window_base", draw.pick({20, 500, 10000}));
+  }
+  if (rope && draw.chance(0.15)) s.set("model.position.skip.every", draw.pick({2, 3, 4}));
 }
 
 void draw_mixture(Draw& draw, Settings& s) {
@@ -115,6 +128,7 @@ void draw_model(Draw& draw, Settings& s) {
   }
   if (draw.chance(0.15)) s.set("model.embedding_scale", draw.pick({"0.5", "5.66"}));
   draw_choices(draw, s, kModel);
+  draw_layers(draw, s);
   if (experts) draw_mixture(draw, s);
 }
 

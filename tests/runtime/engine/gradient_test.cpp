@@ -161,6 +161,16 @@ TEST_CASE("gradients of the whole model agree with finite differences") {
     spec.model.parallel_residual = true;
     check_gradients(spec);
   }
+  SUBCASE("layers that differ in their windows and rotations") {
+    TrainSpec spec = tiny_llama();
+    spec.model.layers = 4;
+    spec.model.sliding_window = 3;
+    spec.model.full_attention.every = 2;
+    spec.model.position.window_base = 20;
+    spec.model.position.skip.layers = {2, 3};
+    spec.model.attention_scale = 0.7;
+    check_gradients(spec);
+  }
   SUBCASE("norms behind blocks, and one of all heads") {
     TrainSpec spec = tiny_llama();
     spec.model.norm.place = "output";

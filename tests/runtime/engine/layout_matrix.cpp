@@ -54,6 +54,17 @@ TrainSpec spec_of(Model model) {
     spec.model.norm.place = "both";
     spec.model.position.type = "rope";  // else the gradients of biases of keys are sums to 0
   }
+  if (model == Model::layers) {
+    spec.model.kv_heads = 2;
+    spec.model.ffn = 80;
+    use_llama_blocks(spec);
+    spec.model.sliding_window = 5;
+    spec.model.full_attention = {.every = 3, .layers = {0}};
+    spec.model.position.scaling = {.type = "linear", .factor = 4};
+    spec.model.position.window_base = 100;
+    spec.model.position.skip = {.every = 4, .layers = {1, 2}};
+    spec.model.attention_scale = 0.5;
+  }
   spec.train.seed = 11;
   spec.lr.max = 1e-3;
   spec.lr.warmup = 2;

@@ -34,7 +34,8 @@ enum class Model {
   mixtral,
   neox,
   olmo,
-  sandwich
+  sandwich,
+  layers  // that differ in their windows and rotations
 };
 inline constexpr Model kModels[] = {Model::gpt2_tied, Model::llama_untied, Model::gpt2_untied,
                                     Model::llama_tied};

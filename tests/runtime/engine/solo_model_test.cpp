@@ -52,6 +52,15 @@ ModelShape window_shape() {
   return shape;
 }
 
+// Layer 0 sees and rotates by its window, layer 1 everything.
+ModelShape layered_shape() {
+  ModelShape shape = window_shape();
+  shape.full_layers = {1};
+  shape.window_rope_base = 100;
+  shape.attention_scale = 0.4;
+  return shape;
+}
+
 ModelShape partial_shape() {
   ModelShape shape = llama_shape();
   shape.norm = NormType::layernorm;
@@ -141,9 +150,9 @@ TEST_CASE("passes that go on give the logits of one pass over everything") {
   std::vector<int32_t> ids(150);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 3 * i) % 50);
   for (const ModelShape& shape :
-       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), partial_shape(), neox_shape(),
-        gemma_shape(), olmo_shape(), sandwich_shape(), mixtral_shape(), gated_shape(),
-        balanced_shape()}) {
+       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), layered_shape(),
+        partial_shape(), neox_shape(), gemma_shape(), olmo_shape(), sandwich_shape(),
+        mixtral_shape(), gated_shape(), balanced_shape()}) {
     Model piecewise(shape);
     int64_t past = 0;
     for (const int64_t length : {1, 2, 3, 40, 63, 64, 65, 66, 128, 149, 150}) {
@@ -165,9 +174,9 @@ TEST_CASE("a prompt in passes gives the logits of one pass, and takes memory for
   std::vector<int32_t> ids(150);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 3 * i) % 50);
   for (const ModelShape& shape :
-       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), partial_shape(), neox_shape(),
-        gemma_shape(), olmo_shape(), sandwich_shape(), mixtral_shape(), gated_shape(),
-        balanced_shape()}) {
+       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), layered_shape(),
+        partial_shape(), neox_shape(), gemma_shape(), olmo_shape(), sandwich_shape(),
+        mixtral_shape(), gated_shape(), balanced_shape()}) {
     for (const int64_t pass_tokens : {1, 7, 64, 149}) {
       CAPTURE(pass_tokens);
       Model whole(shape), cut(shape, shape.max_seq, pass_tokens);
@@ -186,7 +195,8 @@ TEST_CASE("a prompt in passes gives the logits of one pass, and takes memory for
     // What lies beside the cache is of a pass.
     const auto bytes = [&](int64_t context) { return solo_memory(shape, context, 10).total_bytes; };
     const int64_t cached = (shape.heads + 2 * shape.kv_heads) * shape.head_dim * shape.layers * 4;
-    const int64_t attention = shape.heads * (shape.head_dim + 1) * 4, rope = shape.rotary_dim() * 4;
+    const int64_t attention = shape.heads * (shape.head_dim + 1) * 4,
+                  rope = shape.rotary_dim() * 4 * (shape.window_rope_base > 0 ? 2 : 1);
     CHECK((bytes(150) - bytes(50)) <= 100 * (cached + attention + rope) + 8 * 256);
   }
 }
@@ -202,9 +212,9 @@ TEST_CASE("a shorter context has the bits of the whole one") {
   std::vector<int32_t> ids(100);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 7 * i) % 50);
   for (const ModelShape& shape :
-       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), partial_shape(), neox_shape(),
-        gemma_shape(), olmo_shape(), sandwich_shape(), mixtral_shape(), gated_shape(),
-        balanced_shape()}) {
+       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), layered_shape(),
+        partial_shape(), neox_shape(), gemma_shape(), olmo_shape(), sandwich_shape(),
+        mixtral_shape(), gated_shape(), balanced_shape()}) {
     Model whole(shape), shorter(shape, 100);
     int64_t past = 0;
     for (const int64_t length : {40, 41, 64, 65, 99, 100}) {
@@ -257,6 +267,9 @@ TEST_CASE("what lies before the window of every layer changes nothing") {
   CHECK(last_logits(first_seen - 1) == logits);
   CHECK(last_logits(0) == logits);
   CHECK(last_logits(first_seen) != logits);
+  shape.full_layers = {1};  // through which the last position sees all
+  CHECK(last_logits(0) != Model(shape).next_logits(ids, 0));
+  shape.full_layers.clear();
   shape.sliding_window = 0;
   CHECK(last_logits(0) != Model(shape).next_logits(ids, 0));
 }

@@ -67,6 +67,23 @@ TEST_CASE("what an H200 was measured to do is foreseen within 8 percent") {
   CHECK(calibrated == 2);
 }
 
+TEST_CASE("of windows in some layers a run is as long as its layers are") {
+  TrainSpec spec = llama_like();
+  spec.model.sliding_window = 64;
+  spec.train.micro_batch = 1;
+  const auto attention = [&](int64_t every) {
+    spec.model.full_attention.every = every;
+    const Plan plan = plan_of(spec, 1);
+    return forecast(workload_of(plan), layout_of(plan), *find_cluster("h100-80g")).time.attention;
+  };
+  const double windows = attention(0);
+  const double quarter = attention(4), half = attention(2);  // of 16 layers
+  CHECK(windows < quarter);
+  CHECK(half - windows == doctest::Approx(2 * (quarter - windows)));
+  spec.model.sliding_window = 0;
+  CHECK(attention(0) - windows == doctest::Approx(4 * (quarter - windows)));
+}
+
 TEST_CASE("runs on GPUs without NVLink are foreseen within 15 percent") {
   int within = 0, rows = 0, calibrated = 0;
   for (const PublishedRun& run : workstation_runs()) {

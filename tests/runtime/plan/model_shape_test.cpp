@@ -73,6 +73,10 @@ void check_equal(const ModelShape& a, const ModelShape& b) {
   CHECK(a.rope_scaling.beta_fast == b.rope_scaling.beta_fast);
   CHECK(a.rope_scaling.truncate == b.rope_scaling.truncate);
   CHECK(a.rope_scaling.attention_factor == b.rope_scaling.attention_factor);
+  CHECK(a.window_rope_base == b.window_rope_base);
+  CHECK(a.unrotated_layers == b.unrotated_layers);
+  CHECK(a.full_layers == b.full_layers);
+  CHECK(a.attention_scale == b.attention_scale);
   CHECK(a.rope_scaling.short_factor == b.rope_scaling.short_factor);
   CHECK(a.rope_scaling.long_factor == b.rope_scaling.long_factor);
   CHECK(a.norm_place == b.norm_place);
@@ -243,6 +247,60 @@ TEST_CASE("what a model lets its queries see is counted in its FLOPs") {
   }
 }
 
+TEST_CASE("which layers have a window, and which rotate, follows from patterns and lists") {
+  TrainSpec spec;
+  spec.model.layers = 9;
+  spec.model.hidden = 64;
+  spec.model.heads = 4;
+  test::use_llama_blocks(spec);
+  spec.train.seq_len = 32;
+  spec.model.full_attention = {.every = 4, .layers = {8, 0, 8}};
+  spec.model.position.window_base = 100;
+  ModelShape shape = model_shape(spec, 65);
+  CHECK(shape.full_layers.empty());  // there is no window
+  CHECK(shape.window_rope_base == 0);
+  spec.model.sliding_window = 5;
+  spec.model.position.skip = {.every = 3, .layers = {3}};
+  shape = model_shape(spec, 65);
+  CHECK(shape.full_layers == std::vector<int64_t>{0, 3, 7, 8});
+  CHECK(shape.unrotated_layers == std::vector<int64_t>{2, 3, 5, 8});
+  CHECK(shape.full_layers_in(0, 9) == 4);
+  CHECK(shape.full_layers_in(1, 8) == 2);
+  CHECK(shape.window_of(3) == 0);
+  CHECK(shape.window_of(4) == 5);
+  CHECK(shape.rotates(4));
+  CHECK(shape.rotates_by_window(4));
+  CHECK(shape.rotates(7));
+  CHECK_FALSE(shape.rotates_by_window(7));
+  CHECK_FALSE(shape.rotates(5));
+  CHECK_FALSE(shape.rotates_by_window(5));
+  shape.window_rope_base = 0;
+  CHECK_FALSE(shape.rotates_by_window(4));
+  spec.model.position.type = "alibi";
+  CHECK(model_shape(spec, 65).unrotated_layers.empty());
+  CHECK_FALSE(model_shape(spec, 65).rotates(4));
+}
+
+TEST_CASE("layers that see everything cost what they see") {
+  ModelShape shape = llama(6, 64, 4, 4, 128, 100);
+  ModelShape whole = shape;
+  shape.sliding_window = 4;
+  shape.full_layers = {2, 5};
+  ModelShape windows = shape;
+  windows.full_layers.clear();
+  const auto flops = [](const ModelShape& of, int64_t begin, int64_t end) {
+    return flops_per_token_of_layers(of, 64, begin, end);
+  };
+  CHECK(flops(shape, 0, 2) == doctest::Approx(flops(windows, 0, 2)));
+  CHECK(flops(shape, 2, 3) == doctest::Approx(flops(whole, 2, 3)));
+  CHECK(flops(shape, 0, 6) == doctest::Approx(flops(windows, 0, 4) + flops(whole, 0, 2)));
+  CHECK(flops(whole, 0, 1) > flops(windows, 0, 1));
+  // Such layers first: whoever has them has fewer.
+  shape.vocab = 1;
+  shape.full_layers = {0, 1, 2};
+  CHECK(balanced_stages(shape, 1 << 14, 2) == std::vector<int64_t>{2, 4});
+}
+
 TEST_CASE("FLOPs of a Llama are six per weight of its matrices and token beside attention") {
   const ModelShape shape = llama(32, 4096, 32, 8, 14336, 128256);
   const Cost cost = mtl::cost(shape, shard_table(shape, false), 2048);
@@ -280,6 +338,11 @@ TEST_CASE("a model's shape comes back from a checkpoint") {
                         .low_freq_factor = 2,
                         .high_freq_factor = 5};
   other.qk_norm = true;
+  other.sliding_window = 7;
+  other.full_layers = {1};
+  other.attention_scale = 0.1;
+  other.window_rope_base = 100;
+  other.unrotated_layers = {0, 2};
   other.bias = other.qkv_bias = false;
   other.tie_embeddings = false;
   CHECK(other.family() == Family::llama);
@@ -345,6 +408,8 @@ TEST_CASE("a model's shape comes back from a checkpoint") {
   check_equal(model_shape_from_json(to_json(other)), other);
   other.position = PositionType::alibi;
   other.rope_base = 10000;
+  other.window_rope_base = 0;
+  other.unrotated_layers.clear();
   other.rope_fraction = 1;
   other.rope_scaling = {};
   check_equal(model_shape_from_json(to_json(other)), other);

@@ -135,3 +135,35 @@ TEST_CASE("rules of rotary positions") {
        "use a base above 1, such as 10000"},
   });
 }
+
+TEST_CASE("rules of layers that are chosen") {
+  check_cases({
+      {"a layer that there is not",
+       [](TrainSpec& s) {
+         s.model.layers = 4;
+         s.model.sliding_window = 8;
+         s.model.full_attention.layers = {1, 4};
+       },
+       1, "model.layer_choice", "model.full_attention.layers",
+       "model.full_attention.layers names layer 4, and the model has 4, from 0 on",
+       "leave it out, or raise model.layers"},
+      {"no layer with the window",
+       [](TrainSpec& s) {
+         s.model.layers = 4;
+         s.model.sliding_window = 8;
+         s.model.full_attention.every = 1;
+       },
+       1, "model.layer_choice", "model.full_attention.every",
+       "model.full_attention leaves no layer with the window of model.sliding_window",
+       "choose fewer layers, or set model.sliding_window=0"},
+      {"no layer that rotates",
+       [](TrainSpec& s) {
+         s.model.layers = 4;
+         s.model.position.type = "rope";
+         s.model.position.skip = {.every = 2, .layers = {0, 2}};
+       },
+       1, "model.layer_choice", "model.position.skip.layers",
+       "model.position.skip leaves no layer that rotates queries and keys",
+       "choose fewer layers, or set model.position.type=none"},
+  });
+}

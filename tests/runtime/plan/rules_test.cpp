@@ -242,6 +242,28 @@ TEST_CASE("values next to one that does not work") {
   CHECK(tensor_degrees(model) == std::vector<int64_t>{1, 2, 3, 6, 12, 24});
 }
 
+TEST_CASE("choices of layers change nothing without a window and rotations") {
+  ResolvedSpec resolved = ruled_spec();
+  TrainSpec::Model& model = resolved.spec.model;
+  model.full_attention = {.every = 2, .layers = {0}};
+  model.position.window_base = 100;
+  model.position.skip = {.every = 2, .layers = {0}};
+  const auto warnings = [&] {
+    Diagnostics diagnostics;
+    make_plan(resolved, {.vocab = 65}, 1, diagnostics);
+    CHECK_FALSE(diagnostics.has_errors());
+    return diagnostics.all().size();
+  };
+  CHECK(warnings() == 5);
+  model.sliding_window = 3;
+  CHECK(warnings() == 3);
+  model.position.type = "rope";
+  model.head_dim = 4;
+  CHECK(warnings() == 0);
+  model.sliding_window = 0;
+  CHECK(warnings() == 3);
+}
+
 TEST_CASE("what is written and changes nothing is a warning with its place") {
   ResolvedSpec resolved = ruled_spec();
   resolved.spec.optimizer.momentum = 0.5;

@@ -243,10 +243,20 @@ TEST_CASE("flags that follow from others") {
   CHECK(setting("--lr-warmup-fraction 0.02", "lr.warmup") == "2");
   CHECK(setting("--window-size (127,0)", "model.sliding_window") == "128");
   CHECK(setting("--window-size 127 0", "model.sliding_window") == "128");
+  // A number and a list say which layers have none.
+  const std::string window = "--window-size 127,0 --window-attn-skip-freq ";
+  CHECK(setting(window + "4", "model.full_attention.every") == "4");
+  CHECK(setting(window + "([1]*3+[0])*2", "model.full_attention.layers") == "[3, 7]");
+  CHECK(setting(window + "([1]*3+[0])*2", "model.full_attention.every") == "none");
+  CHECK(setting("--window-attn-skip-freq 4", "model.full_attention.every") == "none");
+  CHECK(setting("--softmax-scale 0.125", "model.attention_scale") == "0.125");
   CHECK(setting("--rope-scaling-factor 32 --use-rope-scaling --position-embedding-type rope",
                 "model.position.scaling.factor") == "32");
   CHECK(setting("--rotary-base 500000", "model.position.base") == "none");
   const std::string rope = "--position-embedding-type rope ";
+  CHECK(setting(rope + "--no-rope-freq 4", "model.position.skip.every") == "4");
+  CHECK(setting(rope + "--no-rope-freq ([0]*3+[1])*2", "model.position.skip.layers") == "[3, 7]");
+  CHECK(setting("--no-rope-freq 4", "model.position.skip.every") == "none");
   CHECK(setting(rope + "--rotary-percent 0.25", "model.position.fraction") == "0.25");
   CHECK(setting("--rotary-percent 0.25", "model.position.fraction") == "none");
   CHECK(setting(rope + "--rotary-seq-len-interpolation-factor 4",

@@ -39,7 +39,7 @@ TEST_CASE("resolved.yaml names the origin of every value") {
   CHECK(text.find("\n  ffn: auto  # built-in\n") != std::string::npos);
   CHECK(text.find("\n  norm:\n    type: layernorm  # built-in\n    eps: 1e-05  # built-in\n    "
                   "place: input  # built-in\n"
-                  "  position:\n") != std::string::npos);
+                  "  max_seq: auto  # built-in\n") != std::string::npos);
   CHECK(text.find("\nparallel:\n  tp: 2  # default_config.yaml\n") != std::string::npos);
   CHECK(text.find("\n  max: 0.001  # environment\n") != std::string::npos);
   CHECK(text.find("\n  eval:\n    every: 100  # command line\n") != std::string::npos);

@@ -128,6 +128,10 @@ TEST_CASE("every key can be set to what it is not") {
            "model.embedding_scale=45.25",
            "model.qkv_bias=true",
            "model.sliding_window=40",
+           "model.full_attention={every: 3, layers: [0, 7]}",
+           "model.attention_scale=0.0625",
+           "model.position.window_base=100",
+           "model.position.skip={every: 4, layers: [1]}",
            "model.moe={experts: 4, ffn: 64, every: 2, dense_layers: [4, 6], topk: 3, scale: 2.5, "
            "groups: 2, group_topk: 2, aux_loss: 0.01, z_loss: 1e-3, score: sigmoid, "
            "normalize: false, shared_ffn: 96, shared_gate: true, expert_bias: true, "
@@ -242,6 +246,12 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.embedding_scale == 45.25);
   CHECK(s.model.qkv_bias == "true");
   CHECK(s.model.sliding_window == 40);
+  CHECK(s.model.full_attention.every == 3);
+  CHECK(s.model.full_attention.layers == std::vector<int64_t>{0, 7});
+  CHECK(s.model.attention_scale == 0.0625);
+  CHECK(s.model.position.window_base == 100);
+  CHECK(s.model.position.skip.every == 4);
+  CHECK(s.model.position.skip.layers == std::vector<int64_t>{1});
   CHECK(s.model.moe.experts == 4);
   CHECK(s.model.moe.ffn == 64);
   CHECK(s.model.moe.every == 2);
