@@ -12,6 +12,7 @@
 #include "runtime/interchange/hf_config_reader.h"
 #include "runtime/interchange/hf_experts.h"
 #include "runtime/interchange/hf_rope.h"
+#include "runtime/interchange/hf_windows.h"
 
 namespace mtl {
 
@@ -64,37 +65,9 @@ void read_gpt_neox(ConfigReader& config, ModelShape& shape) {
   read_hf_rope(config, {base, fraction}, shape);
 }
 
-// The window is the same in all layers here. `full_below_otherwise`: what transformers takes for
-// 'max_window_layers' where it is not said.
-void read_window(ConfigReader& config, ModelShape& shape, bool switched,
-                 std::optional<int64_t> otherwise,
-                 std::optional<int64_t> full_below_otherwise = std::nullopt) {
-  const bool on = !switched || config.boolean("use_sliding_window", false);
-  const int64_t window = config.size("sliding_window", otherwise.value_or(0));
-  const int64_t full_below =
-      switched || full_below_otherwise
-          ? config.size("max_window_layers", full_below_otherwise.value_or(28))
-          : 0;
-  const nlohmann::json* const kinds = config.find("layer_types");
-  bool some = full_below < shape.layers, all = full_below == 0;
-  if (kinds != nullptr && kinds->is_array() && !kinds->empty()) {
-    some = false;
-    all = true;
-    for (const nlohmann::json& kind : *kinds) {
-      (kind == "sliding_attention" ? some : all) = kind == "sliding_attention";
-      if (kind != "sliding_attention" && kind != "full_attention") {
-        config.refuse("'layer_types' has " + kind.dump(), "this model cannot be run by mtl");
-      }
-    }
-  }
-  // Where the window is switched off, transformers gives no layer one, whatever its type.
-  if (!on || !some || window == 0) return;
-  if (!all) {
-    return config.refuse("some layers have a sliding window and some have none",
-                         "this model cannot be run by mtl");
-  }
-  shape.sliding_window = window;
-}
+// Of Qwen2 and Qwen3, where they are no mixtures.
+constexpr HfWindows kQwenWindows = {
+    .window = 4096, .switched = true, .full_below = 28, .by_layer = true};
 
 struct LlamaLike {
   double norm_eps;
@@ -137,7 +110,7 @@ void read_starcoder2(ConfigReader& config, ModelShape& shape) {
   shape.bias = shape.qkv_bias = config.boolean("use_bias", true);
   shape.tie_embeddings = config.boolean("tie_word_embeddings", true);
   read_hf_rope(config, {10000}, shape);
-  read_window(config, shape, false, 0);
+  read_hf_windows(config, {}, shape);
   // The published files have these too, and transformers reads none of them.
   for (const char* unread :
        {"attention_softmax_in_fp32", "layer_norm_epsilon", "mlp_type", "norm_type",
@@ -146,32 +119,119 @@ void read_starcoder2(ConfigReader& config, ModelShape& shape) {
   }
 }
 
-void read_gemma(ConfigReader& config, ModelShape& shape) {
-  read_llama_like(config, shape, {1e-6, {10000}, NormType::rmsnorm, Activation::geglu});
+// All linear layers have a bias, or none has.
+void read_biases(ConfigReader& config, ModelShape& shape) {
+  const bool attention = config.boolean("attention_bias", false);
+  const bool mlp = config.boolean("mlp_bias", false);
+  shape.bias = shape.qkv_bias = attention && mlp;
+  if (attention == mlp) return;
+  config.refuse(
+      "'attention_bias' and 'mlp_bias' differ, and here the linear layers all have a bias, or "
+      "none, "
+      "or Q, K and V alone",
+      "this model cannot be run by mtl");
+}
+
+// What Gemma and Gemma 3 have in common.
+void read_gemma_blocks(ConfigReader& config, ModelShape& shape) {
   if (shape.head_dim == 0) shape.head_dim = 256;
   shape.tie_embeddings = config.boolean("tie_word_embeddings", true);
   shape.embedding_scale = std::sqrt(static_cast<double>(shape.hidden));
   config.require("attention_bias", false, false, "Gemma has no biases");
+}
+
+void refuse_gate(ConfigReader& config, const char* key, const std::string& gate) {
+  config.refuse(fmt::format("'{}' is '{}', and as a gate only the tanh form of GELU is there "
+                            "('gelu_pytorch_tanh')",
+                            key, gate),
+                "this model cannot be run by mtl");
+}
+
+bool is_tanh_gelu(const std::string& activation) {
+  return activation == "gelu_pytorch_tanh" || activation == "gelu_new";
+}
+
+void read_gemma(ConfigReader& config, ModelShape& shape) {
+  read_llama_like(config, shape, {1e-6, {10000}, NormType::rmsnorm, Activation::geglu});
+  read_gemma_blocks(config, shape);
   // The first files said "gelu" and meant the tanh form; the other key came to say so.
   const bool said = config.find("hidden_activation") != nullptr;
   const std::string gate =
       said ? config.text("hidden_activation", "") : config.text("hidden_act", "gelu_pytorch_tanh");
-  if (gate == "gelu_pytorch_tanh" || gate == "gelu_new" || (gate == "gelu" && !said)) return;
-  config.refuse(fmt::format("'{}' is '{}', and as a gate only the tanh form of GELU is there "
-                            "('gelu_pytorch_tanh')",
-                            said ? "hidden_activation" : "hidden_act", gate),
-                "this model cannot be run by mtl");
+  if (is_tanh_gelu(gate) || (gate == "gelu" && !said)) return;
+  refuse_gate(config, said ? "hidden_activation" : "hidden_act", gate);
 }
 
-// Where there is a window, layers without one do not rotate either.
-void require_no_window(ConfigReader& config) {
+// The text part of Gemma 3.
+void read_gemma3(ConfigReader& config, ModelShape& shape) {
+  shape.layers = config.size("num_hidden_layers", 0);
+  read_hf_windows(
+      config,
+      {.window = 4096, .pattern = "sliding_window_pattern", .full_every = 6, .by_layer = true},
+      shape);
+  if (config.json().contains("sliding_window") && config.find("sliding_window") == nullptr) {
+    config.refuse("'sliding_window' is null, and layers with a window rotate otherwise here");
+  }
+  read_llama_like(
+      config, shape,
+      {1e-6, {.theta = 1e6, .window_theta = 10000}, NormType::rmsnorm, Activation::geglu});
+  read_gemma_blocks(config, shape);
+  shape.norm_place = NormPlace::both;
+  shape.qk_norm = true;
+  const double scalar = config.number_in({0, 1e9, true}, "query_pre_attn_scalar", 256);
+  if (scalar != static_cast<double>(shape.head_dim)) shape.attention_scale = 1 / std::sqrt(scalar);
+  const std::string gate = config.text("hidden_activation", "gelu_pytorch_tanh");
+  if (!is_tanh_gelu(gate)) refuse_gate(config, "hidden_activation", gate);
+  config.require("use_bidirectional_attention", false, false,
+                 "queries do not see what follows them here");
+  config.find("_sliding_window_pattern");  // beside the 'layer_types' that were made of it
+  for (const char* cap : {"attn_logit_softcapping", "final_logit_softcapping"}) {
+    if (config.find(cap) != nullptr) {
+      config.refuse(fmt::format("'{}' is given, and nothing is capped here", cap),
+                    "this model cannot be run by mtl");
+    }
+  }
+}
+
+void read_olmo2(ConfigReader& config, ModelShape& shape) {
+  read_llama_like(config, shape, {1e-5, {10000}});
+  shape.norm_place = NormPlace::output;
+  shape.qk_norm = shape.qk_norm_whole = true;
+  config.require("attention_bias", false, false, "norms of queries and keys come without biases");
+}
+
+// OLMo 2 with windows, in which rotary positions are not scaled.
+void read_olmo3(ConfigReader& config, ModelShape& shape) {
+  read_olmo2(config, shape);
+  read_hf_windows(config, {.window = 4096, .full_every = 4, .by_layer = true}, shape);
+  const bool scaled = shape.rope_scaling.type != RopeScalingType::none;
+  if (shape.sliding_window > 0 && scaled) shape.window_rope_base = shape.rope_base;
+}
+
+// Where there are windows, layers without one do not rotate.
+void read_exaone4(ConfigReader& config, ModelShape& shape) {
+  read_llama_like(config, shape, {1e-5, {10000}});
+  shape.norm_place = NormPlace::output;
+  shape.qk_norm = true;
   const bool none = config.json().contains("sliding_window") && !config.find("sliding_window");
-  for (const char* of_windows : {"sliding_window_pattern", "layer_types"}) config.find(of_windows);
-  if (none) return;
-  config.refuse(
-      "'sliding_window' is not null: some layers have a window then, and the others see "
-      "no positions",
-      "this model cannot be run by mtl");
+  read_hf_windows(config,
+                  {.window = none ? 0 : 4096,
+                   .pattern = "sliding_window_pattern",
+                   .full_every = 4,
+                   .by_layer = true},
+                  shape);
+  if (shape.sliding_window > 0) shape.unrotated_layers = shape.full_layers;
+  if (!none && shape.sliding_window == 0) shape.position = PositionType::none;
+}
+
+// Llama with layers that do not rotate.
+void read_smollm3(ConfigReader& config, ModelShape& shape) {
+  read_llama_like(config, shape, {1e-6, {2e6}});
+  read_biases(config, shape);
+  // As all families have it that do not say otherwise.
+  shape.tie_embeddings = config.boolean("tie_word_embeddings", true);
+  read_hf_unrotated(config, 4, shape);
+  read_hf_windows(config, {.switched = true, .by_layer = true, .of_unrotated = true}, shape);
 }
 
 // What models of a type have that no setting here says, where they are close to ones that are here.
@@ -181,10 +241,8 @@ std::optional<std::string> other_than_here(const std::string& type) {
            "layer";
   }
   if (type.starts_with("gemma3")) {
-    return "norms behind their blocks too, and a window and a rotation of its own in five of six "
-           "layers";
+    return "they see pictures too; their text model saved alone, of type gemma3_text, is";
   }
-  if (type == "olmo3") return "a window in three of four layers";
   if (type == "olmo") return "layer norms without weights";
   if (type == "phi") return "attention and feed-forward block that share a norm";
   if (type == "phimoe") return "layer norms beside experts that are chosen by another rule";
@@ -196,17 +254,14 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
   if (type == "gpt_neox") return read_gpt_neox(config, shape);
   if (type == "gemma") return read_gemma(config, shape);
   if (type == "starcoder2") return read_starcoder2(config, shape);
+  if (type == "gemma3_text") return read_gemma3(config, shape);
+  if (type == "olmo2") return read_olmo2(config, shape);
+  if (type == "olmo3") return read_olmo3(config, shape);
+  if (type == "exaone4") return read_exaone4(config, shape);
+  if (type == "smollm3") return read_smollm3(config, shape);
   if (type == "llama") {
     read_llama_like(config, shape, {1e-6, {10000}});
-    const bool attention = config.boolean("attention_bias", false);
-    const bool mlp = config.boolean("mlp_bias", false);
-    shape.bias = shape.qkv_bias = attention && mlp;
-    if (attention != mlp) {
-      config.refuse(
-          "'attention_bias' and 'mlp_bias' differ, and here the linear layers all have "
-          "a bias, or none, or Q, K and V alone",
-          "this model cannot be run by mtl");
-    }
+    read_biases(config, shape);
   } else if (type == "stablelm") {
     read_llama_like(config, shape, {1e-5, {10000, 0.25}, NormType::layernorm});
     shape.qkv_bias = config.boolean("use_qkv_bias", false);
@@ -217,21 +272,11 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
       config.refuse("'head_dim' is not 'hidden_size' / 'num_attention_heads'",
                     "compare config.json with the original model's");
     }
-  } else if (type == "olmo2") {
-    read_llama_like(config, shape, {1e-5, {10000}});
-    shape.norm_place = NormPlace::output;
-    shape.qk_norm = shape.qk_norm_whole = true;
-    config.require("attention_bias", false, false, "norms of queries and keys come without biases");
   } else if (type == "glm" || type == "glm4") {
     read_llama_like(config, shape, {1.5625e-7, {10000, 0.5}});
     if (shape.head_dim == 0) shape.head_dim = 128;
     if (type == "glm4") shape.norm_place = NormPlace::both;
     shape.qkv_bias = config.boolean("attention_bias", true);
-  } else if (type == "exaone4") {
-    read_llama_like(config, shape, {1e-5, {10000}});
-    shape.norm_place = NormPlace::output;
-    shape.qk_norm = true;
-    require_no_window(config);
   } else if (type == "olmoe") {
     read_llama_like(config, shape, {1e-5, {10000}});
     shape.qk_norm = shape.qk_norm_whole = true;
@@ -241,29 +286,29 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
     read_llama_like(config, shape, {1e-6, {10000}});
     // Missing is not the same as null here.
     const bool given = config.json().contains("sliding_window");
-    read_window(config, shape, false, given ? 0 : 4096);
+    read_hf_windows(config, {.window = given ? 0 : 4096}, shape);
   } else if (type == "phi3") {
     read_llama_like(config, shape, {1e-5, {10000, 1.0}});
     config.require("attention_bias", false, false, "Phi-3 has no biases");
     config.find("original_max_position_embeddings");  // of 'longrope', where it is read
-    read_window(config, shape, false, 0);
+    read_hf_windows(config, {}, shape);
   } else if (type == "qwen2") {
     read_llama_like(config, shape, {1e-6, {10000}});
     shape.qkv_bias = true;
-    read_window(config, shape, true, 4096);
+    read_hf_windows(config, kQwenWindows, shape);
   } else if (type == "qwen3") {
     read_llama_like(config, shape, {1e-6, {10000}});
     if (shape.head_dim == 0) shape.head_dim = 128;
     shape.qk_norm = true;
     config.require("attention_bias", false, false, "norms of queries and keys come without biases");
-    read_window(config, shape, true, 4096);
+    read_hf_windows(config, kQwenWindows, shape);
   } else if (type == "qwen3_moe") {
     read_llama_like(config, shape, {1e-6, {10000}});
     shape.qk_norm = true;
     config.require("attention_bias", false, false, "norms of queries and keys come without biases");
     read_qwen_experts(config, shape, 128, 8, 768);
     // 4.57 has no such number any more: a window is that of all layers.
-    read_window(config, shape, true, 4096, 0);
+    read_hf_windows(config, {.window = 4096, .switched = true, .full_below = 0}, shape);
   } else if (type == "dots1") {
     read_llama_like(config, shape, {1e-6, {10000}});
     shape.qk_norm = true;
@@ -272,7 +317,8 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
     // The published files have these, and transformers reads neither.
     for (const char* unread : {"scoring_func", "use_sliding_window"}) config.find(unread);
     const bool given = config.json().contains("sliding_window");
-    read_window(config, shape, false, given ? 0 : 4096, 62);
+    read_hf_windows(config, {.window = given ? 0 : 4096, .full_below = 62, .by_layer = true},
+                    shape);
   } else if (type == "qwen2_moe") {
     read_llama_like(config, shape, {1e-6, {10000}});
     shape.qkv_bias = config.boolean("qkv_bias", true);
@@ -283,11 +329,11 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
       config.refuse("'shared_expert_intermediate_size' is 0",
                     "compare config.json with the original model's");
     }
-    read_window(config, shape, true, 4096);
+    read_hf_windows(config, {.window = 4096, .switched = true, .full_below = 28}, shape);
   } else {
     read_llama_like(config, shape, {1e-5, {1e6}});
     read_mixtral_experts(config, shape);
-    read_window(config, shape, false, 0);
+    read_hf_windows(config, {}, shape);
   }
 }
 
@@ -300,9 +346,9 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
     diagnostics.add({.code = "import.family",
                      .what = file + ": " + what,
                      .help =
-                         "mtl reads exaone4, gemma, glm, glm4, gpt2, gpt_neox, llama, mistral, "
-                         "mixtral, olmo2, olmoe, phi3, qwen2, qwen3, qwen2_moe, qwen3_moe, dots1, "
-                         "stablelm and starcoder2, for causal LM"});
+                         "mtl reads exaone4, gemma, gemma3_text, glm, glm4, gpt2, gpt_neox, llama, "
+                         "mistral, mixtral, olmo2, olmo3, olmoe, phi3, qwen2, qwen3, qwen2_moe, "
+                         "qwen3_moe, dots1, smollm3, stablelm and starcoder2, for causal LM"});
   };
   if (!json.is_object()) {
     refuse_family("it is not a JSON object");
@@ -310,25 +356,17 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
   }
   ConfigReader config(json, file, diagnostics);
   static const std::map<std::string, std::string> kArchitectures = {
-      {"gpt2", "GPT2LMHeadModel"},
-      {"llama", "LlamaForCausalLM"},
-      {"mistral", "MistralForCausalLM"},
-      {"qwen2", "Qwen2ForCausalLM"},
-      {"qwen3", "Qwen3ForCausalLM"},
-      {"mixtral", "MixtralForCausalLM"},
-      {"qwen2_moe", "Qwen2MoeForCausalLM"},
-      {"qwen3_moe", "Qwen3MoeForCausalLM"},
-      {"dots1", "Dots1ForCausalLM"},
-      {"stablelm", "StableLmForCausalLM"},
-      {"gpt_neox", "GPTNeoXForCausalLM"},
-      {"phi3", "Phi3ForCausalLM"},
-      {"gemma", "GemmaForCausalLM"},
-      {"olmo2", "Olmo2ForCausalLM"},
-      {"olmoe", "OlmoeForCausalLM"},
-      {"exaone4", "Exaone4ForCausalLM"},
-      {"glm", "GlmForCausalLM"},
-      {"glm4", "Glm4ForCausalLM"},
-      {"starcoder2", "Starcoder2ForCausalLM"}};
+      {"gpt2", "GPT2LMHeadModel"},          {"llama", "LlamaForCausalLM"},
+      {"mistral", "MistralForCausalLM"},    {"qwen2", "Qwen2ForCausalLM"},
+      {"qwen3", "Qwen3ForCausalLM"},        {"mixtral", "MixtralForCausalLM"},
+      {"qwen2_moe", "Qwen2MoeForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"},
+      {"dots1", "Dots1ForCausalLM"},        {"stablelm", "StableLmForCausalLM"},
+      {"gpt_neox", "GPTNeoXForCausalLM"},   {"phi3", "Phi3ForCausalLM"},
+      {"gemma", "GemmaForCausalLM"},        {"gemma3_text", "Gemma3ForCausalLM"},
+      {"smollm3", "SmolLM3ForCausalLM"},    {"olmo2", "Olmo2ForCausalLM"},
+      {"olmo3", "Olmo3ForCausalLM"},        {"olmoe", "OlmoeForCausalLM"},
+      {"exaone4", "Exaone4ForCausalLM"},    {"glm", "GlmForCausalLM"},
+      {"glm4", "Glm4ForCausalLM"},          {"starcoder2", "Starcoder2ForCausalLM"}};
   const std::string type = config.text("model_type", "");
   const auto known = kArchitectures.find(type);
   if (known == kArchitectures.end()) {

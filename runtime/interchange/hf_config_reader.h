@@ -17,6 +17,9 @@
 
 namespace mtl {
 
+// More layers than any model has.
+inline constexpr int64_t kMostLayers = 100'000;
+
 class ConfigReader {
  public:
   ConfigReader(const nlohmann::json& json, std::string file, Diagnostics& diagnostics)

@@ -7,9 +7,6 @@
 
 namespace mtl {
 
-// More layers than any model has.
-inline constexpr int64_t kMostLayers = 100'000;
-
 void read_mixtral_experts(ConfigReader& config, ModelShape& shape);
 // What Qwen's two kinds of mixtures have in common; what holds where the file does not say it.
 void read_qwen_experts(ConfigReader& config, ModelShape& shape, int64_t experts, int64_t chosen,

@@ -107,6 +107,9 @@ std::vector<ForeignTensor> hf_tensors(const HfModel& model, const std::vector<Pa
     for (ForeignTensor& tensor : tensors) tensor.name = neox_name(std::move(tensor.name));
     return tensors;
   }
+  // Whose norms have the 1 in their code.
+  const bool gemma =
+      model.architecture == "GemmaForCausalLM" || model.architecture == "Gemma3ForCausalLM";
   const bool glm4 = model.architecture == "Glm4ForCausalLM";
   const bool glm = glm4 || model.architecture == "GlmForCausalLM";
   const size_t matrices = model.architecture == "Phi3ForCausalLM" ? kFused.size() : glm ? 1 : 0;
@@ -121,7 +124,7 @@ std::vector<ForeignTensor> hf_tensors(const HfModel& model, const std::vector<Pa
                             .shape = table[i].shape,
                             .parts = {{.row = i, .rect = {origin, table[i].shape}, .at = origin}}};
     const bool norm = table[i].init == InitKind::ones;
-    if (norm && model.architecture == "GemmaForCausalLM") tensor.parts[0].plus = 1;
+    if (norm && gemma) tensor.parts[0].plus = 1;
     const bool turned =
         name.find(".q_proj.") != std::string::npos || name.find(".k_proj.") != std::string::npos;
     if (glm && turned) put_pairs_together(tensor, model.shape);

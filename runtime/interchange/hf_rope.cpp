@@ -87,6 +87,21 @@ void read_longrope(ConfigReader& config, ConfigReader& scaling, const ModelShape
   to.attention_factor = scaling.number_in({0, 1000, true}, "attention_factor", 0);
 }
 
+// Of the object that transformers 5 has for layers with a window.
+double read_window_theta(ConfigReader& parameters, double otherwise) {
+  ConfigReader windows = parameters.section("sliding_attention");
+  const std::string type = windows.text("rope_type", "default");
+  if (type != "default") {
+    windows.refuse(fmt::format("rotary positions of layers with a window are scaled by '{}', and "
+                               "here they are not",
+                               type),
+                   "this model cannot be run by mtl");
+  }
+  const double theta = windows.number_in(kThetaRange, "rope_theta", otherwise);
+  windows.finish();
+  return theta;
+}
+
 }  // namespace
 
 void read_hf_rope(ConfigReader& config, const HfRopeDefaults& defaults, ModelShape& shape) {
@@ -94,9 +109,17 @@ void read_hf_rope(ConfigReader& config, const HfRopeDefaults& defaults, ModelSha
   shape.rope_base = config.number_in(kThetaRange, "rope_theta", defaults.theta);
   shape.rope_fraction = defaults.fraction.value_or(1);
   read_fraction(config, defaults, shape);
-  // transformers 5 has theta and scaling in one object.
+  // transformers 5 has theta and scaling in one object, or in one for each kind of layers.
   const bool old = config.find("rope_scaling") != nullptr;
-  ConfigReader scaling = config.section(old ? "rope_scaling" : "rope_parameters");
+  ConfigReader parameters = config.section(old ? "rope_scaling" : "rope_parameters");
+  const bool by_kind =
+      defaults.window_theta && !old && parameters.find("sliding_attention") != nullptr;
+  if (defaults.window_theta) {
+    double theta = config.number_in(kThetaRange, "rope_local_base_freq", *defaults.window_theta);
+    if (by_kind) theta = read_window_theta(parameters, theta);
+    if (shape.sliding_window > 0) shape.window_rope_base = theta;
+  }
+  ConfigReader scaling = by_kind ? parameters.section("full_attention") : parameters;
   for (const auto& [key, value] : scaling.json().items()) {
     if (!value.is_object()) continue;
     return config.refuse(

@@ -19,10 +19,13 @@ struct HfRopeDefaults {
   // Of 'partial_rotary_factor'; none: the family rotates whole heads, and another factor is
   // refused.
   std::optional<double> fraction = std::nullopt;
+  // Of 'rope_local_base_freq', the theta of layers with a window, which are not scaled; none: the
+  // family has no such field.
+  std::optional<double> window_theta = std::nullopt;
 };
 
-// Sets position, base, fraction and scaling; `shape` has its other numbers. Problems go to the
-// reader's diagnostics.
+// Sets position, base, fraction, scaling and the base of windows; `shape` has its other numbers.
+// Problems go to the reader's diagnostics.
 void read_hf_rope(ConfigReader& config, const HfRopeDefaults& defaults, ModelShape& shape);
 
 // 'rope_scaling' as transformers 4 has it and 5 reads it; null where nothing is scaled.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Small models of others for the tests of runtime/interchange, with their logits.
 
-Needs PyTorch, transformers (4.54 or later), safetensors and NumPy:
+Needs PyTorch, transformers (4.57 or later), safetensors and NumPy:
 
   python3 interchange_reference.py            writes interchange/ beside this file
   python3 interchange_reference.py NAME...    these of its Hugging Face folders alone
@@ -61,6 +61,21 @@ def configs():
                                             **llama_like(16))
     yield "exaone4", transformers.Exaone4Config(
         sliding_window=None, layer_types=["full_attention"] * 2, **llama_like())
+    # A window in the first layer alone.
+    first = dict(sliding_window=4, layer_types=["sliding_attention", "full_attention"])
+    yield "exaone4-windows", transformers.Exaone4Config(**first, **llama_like())
+    yield "gemma3", transformers.Gemma3TextConfig(
+        head_dim=12, query_pre_attn_scalar=20, rope_theta=50000.0, rope_local_base_freq=100.0,
+        rope_scaling={"rope_type": "linear", "factor": 4.0}, pad_token_id=None, **first,
+        **llama_like())
+    yield "olmo3", transformers.Olmo3Config(
+        pad_token_id=None, rope_theta=5000.0, **first,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        **llama_like())
+    yield "smollm3", transformers.SmolLM3Config(
+        pad_token_id=None, no_rope_layers=[1, 0], use_sliding_window=True, **first, **llama_like())
+    yield "qwen3-windows", transformers.Qwen3Config(
+        head_dim=8, use_sliding_window=True, sliding_window=4, max_window_layers=1, **llama_like())
     starcoder2 = llama_like()
     starcoder2["norm_epsilon"] = starcoder2.pop("rms_norm_eps")
     yield "starcoder2", transformers.Starcoder2Config(**starcoder2)
@@ -100,7 +115,7 @@ def randomise(model):
             noise = torch.randn(parameter.shape, generator=generator)
             scale = 0.25 if parameter.dim() > 1 else 0.1
             norm = parameter.dim() == 1 and name.endswith("weight") and \
-                model.config.model_type != "gemma"  # whose norms have the 1 in their code
+                not model.config.model_type.startswith("gemma")  # whose norms have the 1 in their code
             parameter.copy_(scale * noise + (1 if norm else 0))
             # Values that float16 and bfloat16 hold exactly make no difference to the tests and
             # let the same model be stored in either.

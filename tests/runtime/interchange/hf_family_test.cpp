@@ -181,11 +181,11 @@ TEST_CASE(
   CHECK(family([](ModelShape& s) { s.norm_place = NormPlace::both; }) == "model.norm.place both");
   CHECK(family([](ModelShape& s) { s.norm_place = NormPlace::input; }) == "model.qk_norm_whole");
   CHECK(family([](ModelShape& s) { s.norm = NormType::layernorm; }) == "model.norm.place");
-  CHECK(family([](ModelShape& s) { s.activation = Activation::geglu; }) == "model.norm.place");
+  CHECK(family([](ModelShape& s) { s.activation = Activation::gelu_tanh; }) == "model.norm.place");
   CHECK(family([](ModelShape& s) { s.rope_fraction = 0.5; }) == "model.position.fraction");
-  CHECK(family([](ModelShape& s) { s.sliding_window = 4; }) == "model.sliding_window");
+  CHECK(family([](ModelShape& s) { s.sliding_window = 4; }) == "Olmo3ForCausalLM");
   CHECK(family([](ModelShape& s) { s.rope_scaling.type = RopeScalingType::linear; }) ==
-        "model.position.scaling");
+        "Olmo3ForCausalLM");
   CHECK(family([](ModelShape& s) { s.experts = 4; }) == "model.moe");
   ModelShape olmoe = olmo;
   olmoe.norm_place = NormPlace::input;
@@ -330,4 +330,114 @@ TEST_CASE("of a mixture the family follows from its parts, and what none has is 
           shape.moe_scores.normalize = false;
         }).starts_with("model.moe.normalize false"));
   CHECK(family([](ModelShape& shape) { shape.qkv_bias = true; }).starts_with("biases beside"));
+}
+
+TEST_CASE("windows and rotations by layer are those of a few families") {
+  ModelShape llama = small_shape();
+  llama.activation = Activation::swiglu;
+  llama.norm = NormType::rmsnorm;
+  llama.position = PositionType::rope;
+  llama.bias = llama.qkv_bias = llama.tie_embeddings = false;
+  const auto window = [](ModelShape& s) {
+    s.sliding_window = 4;
+    s.full_layers = {1};
+  };
+  const auto skip = [](ModelShape& s) { s.unrotated_layers = {1}; };
+  const auto both = [&](ModelShape& s) {
+    window(s);
+    skip(s);
+  };
+  const auto family = [&](const Change& change) { return family_or_key(llama, change); };
+  CHECK(family(window) == "SmolLM3ForCausalLM");
+  CHECK(family(skip) == "SmolLM3ForCausalLM");
+  CHECK(family(both) == "SmolLM3ForCausalLM");
+  CHECK(family([](ModelShape& s) {
+          s.sliding_window = 4;
+          s.bias = s.qkv_bias = true;
+        }) == "SmolLM3ForCausalLM");
+  CHECK(family([](ModelShape& s) { s.attention_scale = 0.5; }) == "model.attention_scale");
+  CHECK(family([&](ModelShape& s) {
+          window(s);
+          s.window_rope_base = 100;
+        }) == "model.position.window_base");
+  CHECK(family([&](ModelShape& s) {
+          window(s);
+          s.rope_fraction = 0.5;
+        }) == "model.full_attention");
+  CHECK(family([&](ModelShape& s) {
+          window(s);
+          s.qkv_bias = true;
+        }) == "Qwen2ForCausalLM");
+  CHECK(family([&](ModelShape& s) {
+          skip(s);
+          s.qkv_bias = true;
+        }) == "model.position.skip");
+  llama.qk_norm = true;
+  CHECK(family(window) == "Qwen3ForCausalLM");
+  CHECK(family(skip) == "model.position.skip");
+  CHECK(family([&](ModelShape& s) {
+          window(s);
+          s.experts = 4;
+          s.experts_per_token = 2;
+        }) == "model.full_attention");
+  // EXAONE 4 rotates where it has a window, and everywhere without any.
+  llama.norm_place = NormPlace::output;
+  CHECK(family(both) == "Exaone4ForCausalLM");
+  CHECK(family([](ModelShape& s) { s.sliding_window = 4; }) == "Exaone4ForCausalLM");
+  CHECK(family(window) == "model.position.skip");
+  CHECK(family(skip) == "model.position.skip");
+  // OLMo 3 scales what it sees everything with.
+  llama.qk_norm_whole = true;
+  CHECK(family(window) == "Olmo3ForCausalLM");
+  CHECK(family(both) == "model.position.skip");
+  llama.rope_scaling.type = RopeScalingType::linear;
+  CHECK(family(window) == "model.position.window_base");
+  llama.window_rope_base = llama.rope_base;
+  CHECK(family(window) == "Olmo3ForCausalLM");
+  llama.rope_scaling.type = RopeScalingType::none;
+  CHECK(family(window) == "model.position.window_base");
+}
+
+TEST_CASE("of a model that is almost Gemma 3 what keeps it from being one is named, and no more") {
+  ModelShape gemma = small_shape();
+  gemma.activation = Activation::geglu;
+  gemma.norm = NormType::rmsnorm;
+  gemma.norm_place = NormPlace::both;
+  gemma.position = PositionType::rope;
+  gemma.bias = gemma.qkv_bias = false;
+  gemma.embedding_scale = 4;
+  gemma.qk_norm = true;
+  gemma.sliding_window = 4;
+  gemma.full_layers = {1};
+  gemma.window_rope_base = 100;
+  gemma.attention_scale = 0.5;
+  const auto family = [&](const Change& change) { return family_or_key(gemma, change); };
+  CHECK(family([](ModelShape&) {}) == "Gemma3ForCausalLM");
+  CHECK(family([](ModelShape& s) { s.rope_scaling.type = RopeScalingType::linear; }) ==
+        "Gemma3ForCausalLM");
+  CHECK(family([](ModelShape& s) { s.window_rope_base = 0; }) == "Gemma3ForCausalLM");
+  CHECK(family([](ModelShape& s) {
+          s.window_rope_base = 0;
+          s.rope_scaling.type = RopeScalingType::linear;
+        }) == "model.position.window_base");
+  CHECK(family([](ModelShape& s) {
+          s.sliding_window = 0;
+          s.window_rope_base = 0;
+          s.full_layers.clear();
+        }) == "Gemma3ForCausalLM");
+  CHECK(family([](ModelShape& s) { s.qk_norm = false; }) == "model.qk_norm");
+  CHECK(family([](ModelShape& s) { s.qk_norm_whole = true; }) == "model.qk_norm");
+  CHECK(family([](ModelShape& s) { s.norm_place = NormPlace::output; }) == "model.norm.place");
+  CHECK(family([](ModelShape& s) { s.unrotated_layers = {0}; }) == "model.position.skip");
+  CHECK(family([](ModelShape& s) { s.embedding_scale = 1; }) == "model.embedding_scale");
+  CHECK(family([](ModelShape& s) { s.qkv_bias = true; }) == "model.bias");
+  CHECK(family([](ModelShape& s) { s.norm = NormType::layernorm; }) == "model.norm.type");
+  const auto written = [](const ModelShape& shape) {
+    return hf_config_of(hf_model_of(shape), {}, "float32");
+  };
+  CHECK(written(gemma).at("query_pre_attn_scalar") == 4);
+  CHECK(written(gemma).at("rope_local_base_freq") == 100);
+  gemma.attention_scale = gemma.window_rope_base = 0;
+  CHECK(written(gemma).at("query_pre_attn_scalar") == 8);
+  CHECK(written(gemma).at("rope_local_base_freq") == 10000);
 }

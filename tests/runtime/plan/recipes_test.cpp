@@ -28,7 +28,10 @@ TEST_CASE("recipes have the published numbers of parameters") {
       {"dots-llm1", 142'774'381'696},
       {"pythia-1.4b", 1'414'647'808},
       {"gemma-2b", 2'506'172'416},
+      {"gemma3-1b", 999'885'952},
+      {"smollm3-3b", 3'075'098'624},
       {"olmo2-7b", 7'298'617'344},
+      {"olmo3-7b", 7'298'011'136},
       {"olmoe-1b-7b", 6'919'161'856},
       {"phi3-mini", 3'821'079'552},
       // The model card counts the biases of the layers' norms, 2 x 24 x 2,048, not.

@@ -1,0 +1,218 @@
+// Windows and rotations by layer, as config.json says them in one way or another.
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "common/files.h"
+#include "reference_folders.h"
+#include "runtime/interchange/hf_config.h"
+
+using namespace mtl;
+using namespace mtl::test;
+
+namespace hf_windows_test {
+
+namespace {
+
+using Layers = std::vector<int64_t>;
+
+struct Read {
+  ModelShape shape;
+  std::string problems;  // "" or what is wrong, or warned of
+};
+
+// The config.json of a folder with other fields. null: the field is taken out; "null" is null.
+Read read(const char* folder, const nlohmann::json& changes) {
+  auto config = nlohmann::json::parse(read_file(reference_folder(folder) / "config.json"));
+  for (const auto& [key, value] : changes.items()) {
+    if (value.is_null()) {
+      config.erase(key);
+    } else {
+      config[key] = value == "null" ? nlohmann::json() : value;
+    }
+  }
+  Diagnostics diagnostics;
+  Read result{model_from_hf_config(config, "c", diagnostics).shape, ""};
+  for (const Diagnostic& d : diagnostics.all()) result.problems += d.what + "\n";
+  return result;
+}
+
+// Of a model that the fields say, what comes back from the config that is written of it.
+void check_returns(const ModelShape& shape) {
+  Diagnostics diagnostics;
+  const nlohmann::json written = hf_config_of(hf_model_of(shape), {}, "float32");
+  CAPTURE(written.dump());
+  CHECK(to_json(model_from_hf_config(written, "", diagnostics).shape) == to_json(shape));
+  CHECK(diagnostics.all().empty());
+}
+
+}  // namespace
+
+TEST_CASE("Qwen's windows begin behind a number of layers, or are listed") {
+  const nlohmann::json on = {{"use_sliding_window", true},
+                             {"sliding_window", 8},
+                             {"num_hidden_layers", 4},
+                             {"layer_types", nullptr}};
+  const auto with = [&](const nlohmann::json& changes) {
+    nlohmann::json all = on;
+    all.update(changes);
+    return read("qwen2", all);
+  };
+  CHECK(with(nlohmann::json::object()).shape.sliding_window ==
+        0);  // as many layers as there are see everything
+  Read some = with({{"max_window_layers", 2}});
+  CHECK(some.problems == "");
+  CHECK(some.shape.sliding_window == 8);
+  CHECK(some.shape.full_layers == Layers{0, 1});
+  check_returns(some.shape);
+  some = with({{"layer_types",
+                {"full_attention", "sliding_attention", "full_attention", "sliding_attention"}}});
+  CHECK(some.shape.full_layers == Layers{0, 2});
+  check_returns(some.shape);
+  CHECK(with({{"max_window_layers", 0}}).shape.full_layers.empty());
+  CHECK(with({{"max_window_layers", 0}}).shape.sliding_window == 8);
+  CHECK(with({{"max_window_layers", 0}, {"use_sliding_window", false}}).shape.sliding_window == 0);
+  CHECK(with({{"layer_types", {"sliding_attention"}}}).problems ==
+        "c: 'layer_types' is no list of 4 values, one for each layer\n");
+  CHECK(with({{"layer_types", "sliding_attention"}}).problems ==
+        "c: 'layer_types' is no list of 4 values, one for each layer\n");
+  CHECK(with({{"layer_types",
+               {"full_attention", "linear_attention", "full_attention", "full_attention"}}})
+            .problems == "c: 'layer_types' has \"linear_attention\"\n");
+}
+
+TEST_CASE("families that transformers gives one window take no other in some layers") {
+  const nlohmann::json some = {{"sliding_window", 8},
+                               {"layer_types", {"sliding_attention", "full_attention"}}};
+  const std::string refused = "c: some layers have a sliding window and some have none\n";
+  for (const char* folder : {"mistral", "mixtral", "phi3", "starcoder2"}) {
+    CAPTURE(std::string(folder));
+    CHECK(read(folder, some).problems == refused);
+  }
+  CHECK(read("qwen2-moe",
+             {{"use_sliding_window", true}, {"sliding_window", 8}, {"max_window_layers", 1}})
+            .problems == refused);
+}
+
+TEST_CASE("Gemma 3's windows rotate on their own") {
+  Read gemma = read("gemma3", {});
+  CHECK(gemma.problems == "");
+  CHECK(gemma.shape.full_layers == Layers{1});
+  CHECK(gemma.shape.window_rope_base == 100);
+  CHECK(gemma.shape.rope_base == 50000);
+  CHECK(gemma.shape.attention_scale == doctest::Approx(0.2236068));
+  CHECK(gemma.shape.embedding_scale == doctest::Approx(5.6568542));
+  CHECK(gemma.shape.tie_embeddings);
+  check_returns(gemma.shape);
+  // What its first files said: a pattern, and no list.
+  const nlohmann::json first = {{"layer_types", nullptr}, {"num_hidden_layers", 7}};
+  gemma = read("gemma3", first);
+  CHECK(gemma.shape.full_layers == Layers{5});
+  nlohmann::json third = first;
+  third["sliding_window_pattern"] = 3;
+  CHECK(read("gemma3", third).shape.full_layers == Layers{2, 5});
+  CHECK(read("gemma3", {{"query_pre_attn_scalar", 12}}).shape.attention_scale == 0);
+  CHECK(read("gemma3", {{"head_dim", nullptr}}).shape.head_dim == 256);
+  // transformers 5 has an object for each kind of layers.
+  const nlohmann::json kinds = {
+      {"full_attention", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 7000.0}}},
+      {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 70.0}}}};
+  const nlohmann::json newer = {{"rope_scaling", nullptr},
+                                {"rope_theta", nullptr},
+                                {"rope_local_base_freq", nullptr},
+                                {"rope_parameters", kinds}};
+  gemma = read("gemma3", newer);
+  CHECK(gemma.problems == "");
+  CHECK(gemma.shape.rope_base == 7000);
+  CHECK(gemma.shape.rope_scaling.factor == 8);
+  CHECK(gemma.shape.window_rope_base == 70);
+  nlohmann::json scaled = newer;
+  scaled["rope_parameters"]["sliding_attention"]["rope_type"] = "yarn";
+  CHECK(read("gemma3", scaled).problems.starts_with("c: rotary positions of layers with a window"));
+  CHECK(read("llama", newer).problems.starts_with("c: layers of the kind 'full_attention' have"));
+  // Without any window, and with none.
+  gemma = read("gemma3", {{"layer_types", {"full_attention", "full_attention"}}});
+  CHECK(gemma.shape.sliding_window == 0);
+  CHECK(gemma.shape.window_rope_base == 0);
+  check_returns(gemma.shape);
+  CHECK(
+      read("gemma3", {{"sliding_window", "null"}}).problems.starts_with("c: 'sliding_window' is"));
+  for (const char* cap : {"attn_logit_softcapping", "final_logit_softcapping"}) {
+    CHECK(read("gemma3", {{cap, 30.0}}).problems ==
+          std::string("c: '") + cap + "' is given, and nothing is capped here\n");
+  }
+  CHECK(read("gemma3", {{"use_bidirectional_attention", true}}).problems != "");
+  CHECK(read("gemma3", {{"hidden_activation", "gelu"}}).problems != "");
+  CHECK(read("gemma3", {{"attention_bias", true}}).problems != "");
+}
+
+TEST_CASE("OLMo 3 scales no layers with a window") {
+  Read olmo = read("olmo3", {});
+  CHECK(olmo.problems == "");
+  CHECK(olmo.shape.full_layers == Layers{1});
+  CHECK(olmo.shape.rope_scaling.type == RopeScalingType::yarn);
+  CHECK(olmo.shape.window_rope_base == 5000);
+  check_returns(olmo.shape);
+  olmo = read("olmo3", {{"rope_scaling", nullptr},
+                        {"layer_types", nullptr},
+                        {"num_hidden_layers", 9},
+                        {"sliding_window", nullptr}});
+  CHECK(olmo.shape.sliding_window == 4096);
+  CHECK(olmo.shape.full_layers == Layers{3, 7});
+  CHECK(olmo.shape.window_rope_base == 0);
+  check_returns(olmo.shape);
+  olmo = read("olmo3", {{"layer_types", {"full_attention", "full_attention"}}});
+  CHECK(olmo.shape.sliding_window == 0);
+  CHECK(olmo.shape.window_rope_base == 0);
+  check_returns(olmo.shape);
+}
+
+TEST_CASE("EXAONE 4 rotates where it has a window, or everywhere") {
+  Read exaone = read("exaone4-windows", {});
+  CHECK(exaone.shape.full_layers == Layers{1});
+  CHECK(exaone.shape.unrotated_layers == Layers{1});
+  check_returns(exaone.shape);
+  exaone = read("exaone4-windows", {{"layer_types", nullptr}, {"num_hidden_layers", 9}});
+  CHECK(exaone.shape.full_layers == Layers{3, 7});
+  // A word for the pattern stands beside the list that was made of it.
+  exaone = read("exaone4-windows", {{"sliding_window_pattern", "LG"}});
+  CHECK(exaone.problems == "");
+  CHECK(exaone.shape.full_layers == Layers{1});
+  exaone = read("exaone4-windows", {{"sliding_window", "null"}});
+  CHECK(exaone.shape.full_layers.empty());
+  CHECK(exaone.shape.unrotated_layers.empty());
+  check_returns(exaone.shape);
+  exaone = read("exaone4-windows", {{"layer_types", {"full_attention", "full_attention"}}});
+  CHECK(exaone.shape.position == PositionType::none);
+}
+
+TEST_CASE("SmolLM3 does not rotate in every fourth layer, or in those that are listed") {
+  Read smol = read("smollm3", {});
+  CHECK(smol.problems == "");
+  CHECK(smol.shape.full_layers == Layers{1});
+  CHECK(smol.shape.unrotated_layers == Layers{1});
+  check_returns(smol.shape);
+  const nlohmann::json four = {
+      {"no_rope_layers", nullptr}, {"layer_types", nullptr}, {"num_hidden_layers", 9}};
+  smol = read("smollm3", four);
+  CHECK(smol.shape.unrotated_layers == Layers{3, 7});
+  // Without a list its windows are those of the layers that do not rotate.
+  CHECK(smol.shape.full_layers == Layers{0, 1, 2, 4, 5, 6, 8});
+  check_returns(smol.shape);
+  nlohmann::json none = four;
+  none["use_sliding_window"] = false;
+  none["no_rope_layer_interval"] = 5;
+  smol = read("smollm3", none);
+  CHECK(smol.shape.unrotated_layers == Layers{4});
+  CHECK(smol.shape.sliding_window == 0);
+  check_returns(smol.shape);
+  CHECK(read("smollm3", {{"no_rope_layers", {1, 2}}}).problems == "c: 'no_rope_layers' has 2\n");
+  CHECK(read("smollm3", {{"no_rope_layers", {1}}}).problems ==
+        "c: 'no_rope_layers' is no list of 2 values, one for each layer\n");
+  CHECK(read("smollm3", {{"no_rope_layers", {0, 0}}}).shape.position == PositionType::none);
+  CHECK(read("smollm3", {{"attention_bias", true}}).problems != "");
+}
+
+}  // namespace hf_windows_test
