@@ -3,7 +3,7 @@
 //
 // There are three paths. attention_rows.h takes any type, head_dim and alignment, a warp per row,
 // on the CUDA cores. attention_tiles.h is for 16-bit types with tensor cores (mma): head_dim a
-// multiple of 8 up to 128 and tensors aligned to 16 bytes. attention_panels.h is for most of these
+// multiple of 8 up to 256 and tensors aligned to 16 bytes. attention_panels.h is for most of these
 // on Hopper, whose tensor cores give their full rate only to wgmma. All have the steps of arXiv
 // 2205.14135 and 2307.08691 (online softmax, log-sum-exp saved, probabilities computed again in
 // backward).

@@ -15,8 +15,8 @@ namespace {
 template <int kDim, bool kSmall>
 struct QueryTiles {
   // A warp has 16 kM queries.
-  static constexpr int kWarps = 4, kM = kSmall && kDim == 128 ? 1 : 2;
-  static constexpr int kQueries = kWarps * 16 * kM, kKeys = 32;
+  static constexpr int kWarps = 4, kM = kDim == 256 || (kSmall && kDim == 128) ? 1 : 2;
+  static constexpr int kQueries = kWarps * 16 * kM, kKeys = kDim == 256 ? 16 : 32;
   static constexpr int kThreads = kWarps * static_cast<int>(kWarp);
   static constexpr int kRow = kRowElements<kDim>;
   // Q and dO, and two stages of K and V.
@@ -118,11 +118,16 @@ __global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
                       w.seq - warp_query, w.head_dim);
 }
 
+// What a kernel adds up for its keys. A warp's registers do not hold dK and dV of heads of 256:
+// these have a kernel for each, of which both compute the scores.
+enum class KeySums { both, dk, dv };
+
 template <int kDim, bool kSmall>
 struct KeyTiles {
   // A warp has 16 keys, and dK and dV of them.
-  static constexpr int kWarps = kSmall && kDim > 64 ? 4 : 8;
-  static constexpr int kKeys = kWarps * 16, kQueries = kDim == 128 ? 48 : 64;
+  static constexpr int kWarps = kDim == 256 ? (kSmall ? 3 : 4) : kSmall && kDim > 64 ? 4 : 8;
+  static constexpr int kKeys = kWarps * 16;
+  static constexpr int kQueries = kDim == 256 ? 16 : kDim == 128 ? 48 : 64;
   static constexpr int kThreads = kWarps * static_cast<int>(kWarp);
   static constexpr int kRow = kRowElements<kDim>;
   // Q, dO and the statistics of a tile of queries.
@@ -134,11 +139,12 @@ struct KeyTiles {
 // dK and dV of a tile of keys, over the query heads of their group, in order. Transposed, so that
 // the sums of keys x queries are operands A: S^T = K Q^T, dP^T = V dO^T, dV = P^T dO,
 // dK = scale dS^T Q.
-template <typename T, int kDim, bool kSmall, bool kLimited>
-__global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
+template <typename T, int kDim, bool kSmall, bool kLimited, KeySums kSums>
+__global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, kDim == 256 ? 2 : 1)
     attention_key_tiles(AttentionWork w, BlockOrder order) {
   using Tiles = KeyTiles<kDim, kSmall>;
   constexpr int kN = Tiles::kQueries / 8;
+  constexpr bool kHasDk = kSums != KeySums::dv, kHasDv = kSums != KeySums::dk;
   MTL_DYNAMIC_SHARED(shared);
   T* const keys = reinterpret_cast<T*>(shared);
   T* const values = keys + Tiles::kKeys * Tiles::kRow;
@@ -183,9 +189,11 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
   copy_tile<kDim, Tiles::kKeys, Tiles::kThreads>(
       keys, rows + first * w.row_stride + key_column(w, first_place), w.row_stride, w.seq - first,
       w.head_dim);
-  copy_tile<kDim, Tiles::kKeys, Tiles::kThreads>(
-      values, rows + first * w.row_stride + value_column(w, first_place), w.row_stride,
-      w.seq - first, w.head_dim);
+  if constexpr (kHasDk) {
+    copy_tile<kDim, Tiles::kKeys, Tiles::kThreads>(
+        values, rows + first * w.row_stride + value_column(w, first_place), w.row_stride,
+        w.seq - first, w.head_dim);
+  }
   copy_queries(0, first_tile, 0);
   copy_async_commit();
 
@@ -214,7 +222,9 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
     clear(scores);
     multiply_rows<T, kDim>(scores, keys + warp_row * Tiles::kRow + offsets.a, queries + offsets.b);
     clear(dp);
-    multiply_rows<T, kDim>(dp, values + warp_row * Tiles::kRow + offsets.a, douts + offsets.b);
+    if constexpr (kHasDk) {
+      multiply_rows<T, kDim>(dp, values + warp_row * Tiles::kRow + offsets.a, douts + offsets.b);
+    }
     const HeadPlace place = place_of(w, b, first_head + in_group);
     Kept<kN> kept = {};
     if (w.keep_from != 0) {
@@ -224,18 +234,24 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
     PackedSums<1, kN> p, ds;
     key_weights<kLimited>(w, place, q, warp_key, stats, scores[0]);
     pack_key_sums<T>(w, kept, stats, scores[0], dp[0], p[0], ds[0]);
-    multiply_sums<T, kDim>(dv, p, douts + offsets.a);
-    multiply_sums<T, kDim>(dk, ds, queries + offsets.a);
+    if constexpr (kHasDv) multiply_sums<T, kDim>(dv, p, douts + offsets.a);
+    if constexpr (kHasDk) multiply_sums<T, kDim>(dk, ds, queries + offsets.a);
   }
   if (warp_key >= w.seq) return;
   const float key_factor[1][2] = {{w.scale, w.scale}};
   const float value_factor[1][2] = {{w.keep_scale, w.keep_scale}};
   T* const to = static_cast<T*>(w.dqkv) + (first_place.row + warp_key) * w.row_stride;
-  store_rows<T, kDim>(dk, key_factor, keys + warp_row * Tiles::kRow,
-                      to + key_column(w, first_place), w.row_stride, w.seq - warp_key, w.head_dim);
-  store_rows<T, kDim>(dv, value_factor, values + warp_row * Tiles::kRow,
-                      to + value_column(w, first_place), w.row_stride, w.seq - warp_key,
-                      w.head_dim);
+  if constexpr (kHasDk) {
+    store_rows<T, kDim>(dk, key_factor, keys + warp_row * Tiles::kRow,
+                        to + key_column(w, first_place), w.row_stride, w.seq - warp_key,
+                        w.head_dim);
+  }
+  if constexpr (kHasDv) {
+    // Of memory that only this warp uses: of the keys, where there are no values.
+    T* const room = (kHasDk ? values : keys) + warp_row * Tiles::kRow;
+    store_rows<T, kDim>(dv, value_factor, room, to + value_column(w, first_place), w.row_stride,
+                        w.seq - warp_key, w.head_dim);
+  }
 }
 
 template <typename T, int kDim, bool kSmall, bool kLimited>
@@ -244,8 +260,16 @@ void launch_tiles(Queue& queue, const AttentionWork& w) {
   using Queries = QueryTiles<kDim, kSmall>;
   static_assert(kMostQueries >= Keys::kQueries && kMostQueries >= Queries::kQueries);
   const BlockOrder keys = order_of_keys(w, Keys::kKeys);
-  launch(attention_key_tiles<T, kDim, kSmall, kLimited>, grid_of(keys), dim3(Keys::kThreads),
-         Keys::kSharedBytes, queue.stream(), w, keys);
+  const auto add_up = [&](auto kernel) {
+    launch(kernel, grid_of(keys), dim3(Keys::kThreads), Keys::kSharedBytes, queue.stream(), w,
+           keys);
+  };
+  if constexpr (kDim == 256) {
+    add_up(attention_key_tiles<T, kDim, kSmall, kLimited, KeySums::dk>);
+    add_up(attention_key_tiles<T, kDim, kSmall, kLimited, KeySums::dv>);
+  } else {
+    add_up(attention_key_tiles<T, kDim, kSmall, kLimited, KeySums::both>);
+  }
   const BlockOrder queries = order_of_queries(w, Queries::kQueries);
   launch(attention_query_tiles<T, kDim, kSmall, kLimited>, grid_of(queries),
          dim3(Queries::kThreads), Queries::kSharedBytes, queue.stream(), w, queries);

@@ -12,7 +12,7 @@ namespace {
 
 template <int kDim>
 struct ForwardTiles {
-  static constexpr int kWarps = 4, kM = 2;  // a warp has 16 kM queries
+  static constexpr int kWarps = 4, kM = kDim == 256 ? 1 : 2;  // a warp has 16 kM queries
   static constexpr int kQueries = kWarps * 16 * kM, kKeys = kDim == 64 ? 48 : 32;
   static constexpr int kThreads = kWarps * static_cast<int>(kWarp);
   static constexpr int kRow = kRowElements<kDim>;

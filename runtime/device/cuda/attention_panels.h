@@ -257,7 +257,7 @@ TensorMap map_of_qkv(const AttentionWork& w) {
 // body(T{}, head_dim, whether queries see only the newer keys) of a call that fits.
 template <typename Body>
 void with_form(const AttentionWork& w, DType dtype, Body body) {
-  with_tile_dim(w.head_dim, [&](auto dim) {
+  with_panel_dim(w.head_dim, [&](auto dim) {
     with_limits(w, [&](auto limited) {
       if (dtype == DType::bf16) {
         body(Bf16{}, dim, limited);

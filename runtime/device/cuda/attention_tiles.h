@@ -135,8 +135,8 @@ __device__ inline void store_rows(const float (&c)[kM][kDim / 8][4], const float
   }
 }
 
-// What is compiled: head_dim rounded up to one of these, with zeros.
-// And whether queries see only the newer keys: what most calls do not need is not in their kernels.
+// What is compiled: whether queries see only the newer keys, which most calls do not need, and
+// head_dim rounded up to one of these, with zeros.
 template <typename Body>
 void with_limits(const AttentionWork& w, Body body) {
   if (is_limited(w)) {
@@ -146,7 +146,7 @@ void with_limits(const AttentionWork& w, Body body) {
   }
 }
 template <typename Body>
-void with_tile_dim(int head_dim, Body body) {
+void with_panel_dim(int head_dim, Body body) {
   if (head_dim <= 64) {
     body(std::integral_constant<int, 64>{});
   } else if (head_dim <= 96) {
@@ -155,8 +155,16 @@ void with_tile_dim(int head_dim, Body body) {
     body(std::integral_constant<int, 128>{});
   }
 }
+template <typename Body>
+void with_tile_dim(int head_dim, Body body) {
+  if (head_dim <= 128) {
+    with_panel_dim(head_dim, body);
+  } else {
+    body(std::integral_constant<int, 256>{});
+  }
+}
 inline bool fits_tiles(const AttentionShape& s) {
-  return s.head_dim % 8 == 0 && s.head_dim <= 128 && s.scale > 0;
+  return s.head_dim % 8 == 0 && s.head_dim <= 256 && s.scale > 0;
 }
 
 }  // namespace mtl::cuda

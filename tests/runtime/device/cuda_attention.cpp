@@ -47,6 +47,14 @@ TEST_CASE("attention: tensor cores at the edges of their tiles") {
     check_kernels(shape(1, 66, 1, 1, 40), dtype);
     check_kernels(shape(1, 66, 2, 1, 72), dtype);
     check_kernels(shape(1, 66, 2, 2, 120), dtype);
+    // Of heads beyond 128 dK and dV are two kernels.
+    check_kernels(shape(1, 1, 1, 1, 256), dtype);
+    check_kernels(shape(1, 63, 2, 1, 256), dtype);
+    check_kernels(shape(1, 65, 1, 1, 256), dtype);
+    check_kernels(shape(2, 130, 4, 1, 256, 0.1f), dtype);
+    check_kernels(shape(1, 49, 2, 2, 136), dtype);
+    check_kernels(with_alibi(shape(1, 81, 2, 1, 192)), dtype);
+    check_kernels(with_window(shape(1, 150, 2, 1, 256), 37), dtype);
   }
   check_kernels(shape(2, 95, 2, 1, 64), DType::bf16);
   check_kernels(shape(1, 193, 1, 1, 96), DType::f16);
@@ -62,6 +70,8 @@ TEST_CASE("attention: tensor cores of a GPU with little shared memory") {
   check(shape(1, 130, 2, 1, 96, 0.1f), DType::bf16, kCuda);
   check(with_alibi(shape(1, 130, 2, 2, 128)), DType::bf16, kCuda);
   check(shape(1, 100, 4, 2, 128, 0.1f), DType::f16, kCuda);
+  check(shape(1, 100, 2, 1, 256, 0.1f), DType::bf16, kCuda);
+  check(with_window(shape(1, 97, 2, 2, 256), 50), DType::f16, kCuda);
 }
 
 TEST_CASE("attention: blocks take heads in sections, and every tile once") {
@@ -127,7 +137,8 @@ TEST_CASE("attention: which of our kernels a call takes") {
     CHECK(other.kind(shape(1, 64, 2, 1, dim), DType::bf16) == "mma");
   }
   CHECK(hopper.kind(shape(1, 64, 2, 1, 80), DType::bf16) == "mma");
-  CHECK(hopper.kind(shape(1, 64, 2, 1, 256), DType::bf16) == "no tensor cores");
+  CHECK(hopper.kind(shape(1, 64, 2, 1, 256), DType::bf16) == "mma");
+  CHECK(hopper.kind(shape(1, 64, 2, 1, 264), DType::bf16) == "no tensor cores");
 }
 
 // Sequences of many tiles, so that stages are filled again and again; copies that arrive in any
