@@ -240,9 +240,8 @@ std::optional<std::string> other_than_here(const std::string& type) {
     return "norms behind their blocks too, capped scores and logits, and a window in every second "
            "layer";
   }
-  if (type.starts_with("gemma3")) {
-    return "they see pictures too; their text model saved alone, of type gemma3_text, is";
-  }
+  if (type.starts_with("gemma3n"))
+    return "vectors of a token for every layer, and layers that share keys";
   if (type == "olmo") return "layer norms without weights";
   if (type == "phi") return "attention and feed-forward block that share a norm";
   if (type == "phimoe") return "layer norms beside experts that are chosen by another rule";
@@ -337,22 +336,50 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
   }
 }
 
+// The text part of a Gemma 3 that sees pictures. Of its fields the published files leave out what
+// transformers takes anyway.
+HfModel text_of_gemma3(const nlohmann::json& json, const std::string& file,
+                       Diagnostics& diagnostics) {
+  ConfigReader whole(json, file, diagnostics);
+  for (const char* of_pictures : {"boi_token_index", "eoi_token_index", "image_token_index",
+                                  "mm_tokens_per_image", "vision_config"}) {
+    whole.find(of_pictures);
+  }
+  nlohmann::json text = {{"vocab_size", 262'208},     {"hidden_size", 2304},
+                         {"intermediate_size", 9216}, {"num_hidden_layers", 26},
+                         {"num_attention_heads", 8},  {"num_key_value_heads", 4},
+                         {"head_dim", 256},           {"max_position_embeddings", 131'072}};
+  if (whole.find("text_config") == nullptr) whole.refuse("'text_config' is missing");
+  text.update(whole.section("text_config").json());
+  text["model_type"] = "gemma3_text";
+  text.erase("architectures");
+  whole.warn("it describes a model that sees pictures, and its text part alone is read",
+             "nothing, if texts are all that it is for");
+  whole.finish();
+  HfModel model = model_from_hf_config(text, file, diagnostics);
+  model.with_pictures = true;
+  return model;
+}
+
 }  // namespace
 
 HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file,
                              Diagnostics& diagnostics) {
   HfModel model;
   const auto refuse_family = [&](const std::string& what) {
-    diagnostics.add({.code = "import.family",
-                     .what = file + ": " + what,
-                     .help =
-                         "mtl reads exaone4, gemma, gemma3_text, glm, glm4, gpt2, gpt_neox, llama, "
-                         "mistral, mixtral, olmo2, olmo3, olmoe, phi3, qwen2, qwen3, qwen2_moe, "
-                         "qwen3_moe, dots1, smollm3, stablelm and starcoder2, for causal LM"});
+    diagnostics.add(
+        {.code = "import.family",
+         .what = file + ": " + what,
+         .help = "mtl reads exaone4, gemma, gemma3, gemma3_text, glm, glm4, gpt2, gpt_neox, llama, "
+                 "mistral, mixtral, olmo2, olmo3, olmoe, phi3, qwen2, qwen3, qwen2_moe, "
+                 "qwen3_moe, dots1, smollm3, stablelm and starcoder2, for causal LM"});
   };
   if (!json.is_object()) {
     refuse_family("it is not a JSON object");
     return model;
+  }
+  if (json.contains("model_type") && json["model_type"] == "gemma3") {
+    return text_of_gemma3(json, file, diagnostics);
   }
   ConfigReader config(json, file, diagnostics);
   static const std::map<std::string, std::string> kArchitectures = {

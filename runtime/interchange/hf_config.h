@@ -15,6 +15,8 @@ namespace mtl {
 struct HfModel {
   ModelShape shape;
   std::string architecture;  // "LlamaForCausalLM"
+  // It is the text part of a model that sees pictures, and its tensors have names inside that one.
+  bool with_pictures = false;
 };
 
 // Reads every field that changes the mathematics, or refuses it. Problems go to `diagnostics` as

@@ -114,10 +114,28 @@ bool is_buffer(const std::string& name) {
 }
 
 bool is_head(const std::string& name) {
-  return name == "lm_head.weight" || name == "embed_out.weight";
+  return name == "lm_head.weight" || name == "embed_out.weight" ||
+         name == "language_model.lm_head.weight";
 }
 
-// A base model's names lack the first part.
+// What a tensor may be called: a base model's names lack the first part, and the text part of a
+// model that sees pictures is inside that one.
+std::vector<std::string> names_of(const std::string& wanted, bool with_pictures) {
+  std::vector<std::string> names = {wanted};
+  const std::string behind_first = wanted.substr(wanted.find('.') + 1);
+  if (!is_head(wanted)) names.push_back(behind_first);
+  if (with_pictures) {
+    names.push_back("language_model." + wanted);
+    names.push_back("model.language_model." + behind_first);
+  }
+  return names;
+}
+
+bool is_of_pictures(std::string_view name) {
+  if (name.starts_with("model.")) name.remove_prefix(6);
+  return name.starts_with("vision_tower.") || name.starts_with("multi_modal_projector.");
+}
+
 void assign(const HfModel& model, const ForeignTensors& there, const fs::path& folder,
             ForeignWeights& weights) {
   constexpr size_t kMostNotes = 12;
@@ -125,16 +143,16 @@ void assign(const HfModel& model, const ForeignTensors& there, const fs::path& f
   std::set<std::string> used;
   const std::vector<ParamRow> table = shard_table(model.shape, false);
   for (const ForeignTensor& wanted : hf_tensors(model, table)) {
-    std::string name = wanted.name;
-    const auto is_there = [&] {
-      return there.tensors.contains(name) || there.others.contains(name);
+    const std::vector<std::string> names = names_of(wanted.name, model.with_pictures);
+    const auto is_there = [&](const std::string& one) {
+      return there.tensors.contains(one) || there.others.contains(one);
     };
-    if (!is_there()) name = wanted.name.substr(wanted.name.find('.') + 1);
-    if (!is_there() || is_head(wanted.name)) name = wanted.name;
-    if (!is_there()) {
+    const auto known = std::find_if(names.begin(), names.end(), is_there);
+    if (known == names.end()) {
       notes.push_back(fmt::format("missing: {} {}", wanted.name, to_string(wanted.shape)));
       continue;
     }
+    const std::string& name = *known;
     used.insert(name);
     const auto tensor = there.tensors.find(name);
     if (tensor == there.tensors.end()) {
@@ -156,7 +174,8 @@ void assign(const HfModel& model, const ForeignTensors& there, const fs::path& f
   const auto unexpected = [&](const std::string& name) {
     // A tied head is the embedding, whatever else the file says (as transformers does it).
     const bool tied = model.shape.tie_embeddings && is_head(name);
-    if (!used.contains(name) && !is_buffer(name) && !tied) {
+    const bool pictures = model.with_pictures && is_of_pictures(name);
+    if (!used.contains(name) && !is_buffer(name) && !tied && !pictures) {
       notes.push_back("unexpected: " + name);
     }
   };

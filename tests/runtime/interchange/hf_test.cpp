@@ -286,7 +286,7 @@ TEST_CASE("what changes the mathematics is read or refused") {
   CHECK(problems("llama", {{"num_attention_heads", 0}}) == "import.config ");
   CHECK(problems("llama", {{"logit_softcapping", 30.0}}) == "warning ");
   // Close relatives of what is here, and what nobody here has heard of.
-  for (const char* type : {"gemma2", "gemma3", "olmo", "phi", "phimoe", "bloom"}) {
+  for (const char* type : {"gemma2", "gemma3n_text", "olmo", "phi", "phimoe", "bloom"}) {
     CAPTURE(std::string(type));
     CHECK(problems("llama", {{"model_type", type}}) == "import.family ");
   }

@@ -1,5 +1,9 @@
 // Windows and rotations by layer, as config.json says them in one way or another.
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -7,10 +11,12 @@
 
 #include "common/files.h"
 #include "reference_folders.h"
+#include "runtime/interchange/foreign_model.h"
 #include "runtime/interchange/hf_config.h"
 
 using namespace mtl;
 using namespace mtl::test;
+namespace fs = std::filesystem;
 
 namespace hf_windows_test {
 
@@ -146,6 +152,71 @@ TEST_CASE("Gemma 3's windows rotate on their own") {
   CHECK(read("gemma3", {{"use_bidirectional_attention", true}}).problems != "");
   CHECK(read("gemma3", {{"hidden_activation", "gelu"}}).problems != "");
   CHECK(read("gemma3", {{"attention_bias", true}}).problems != "");
+}
+
+// A folder with the text part of a Gemma 3 inside one that sees pictures.
+void save_inside(const fs::path& folder, const std::string& text_names, const std::string& others) {
+  fs::create_directories(folder);
+  const fs::path from = reference_folder("gemma3");
+  nlohmann::json text = nlohmann::json::parse(read_file(from / "config.json"));
+  for (const char* taken_anyway : {"model_type", "architectures", "num_attention_heads"}) {
+    text.erase(taken_anyway);
+  }
+  text["num_attention_heads"] = 4;
+  const nlohmann::json config = {{"model_type", "gemma3"},
+                                 {"architectures", {"Gemma3ForConditionalGeneration"}},
+                                 {"text_config", text},
+                                 {"vision_config", {{"hidden_size", 8}}},
+                                 {"mm_tokens_per_image", 256}};
+  std::ofstream(folder / "config.json") << config.dump();
+  std::string bytes = read_file(from / "model.safetensors");
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), 8);
+  const auto header = nlohmann::json::parse(bytes.substr(8, length));
+  std::string data = bytes.substr(8 + length);
+  nlohmann::json renamed;
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") continue;
+    const std::string rest = name.substr(std::string("model.").size());
+    renamed[text_names + rest] = entry;
+  }
+  for (const char* name : {"vision_tower.weight", "multi_modal_projector.weight"}) {
+    renamed[others + name] = {
+        {"dtype", "F32"}, {"shape", {1}}, {"data_offsets", {data.size(), data.size() + 4}}};
+    data += std::string(4, '\0');
+  }
+  const std::string text_of_header = renamed.dump();
+  length = text_of_header.size();
+  bytes.assign(reinterpret_cast<const char*>(&length), 8);
+  std::ofstream(folder / "model.safetensors", std::ios::binary) << bytes << text_of_header << data;
+}
+
+TEST_CASE("of a Gemma 3 that sees pictures the text part is read") {
+  const auto whole = all_weights(open_hf_folder(reference_folder("gemma3")));
+  for (const auto& [text_names, others] :
+       {std::pair("language_model.model.", ""), std::pair("model.language_model.", "model.")}) {
+    const Scratch scratch;
+    save_inside(scratch / "hf", text_names, others);
+    const ForeignModel inside = open_hf_folder(scratch / "hf");
+    CHECK(all_weights(inside) == whole);
+    REQUIRE(inside.warnings.size() == 1);
+    CHECK(inside.warnings[0].what.find("its text part alone is read") != std::string::npos);
+  }
+  // What the published files leave out.
+  const nlohmann::json small = {
+      {"model_type", "gemma3"},
+      {"text_config",
+       {{"hidden_size", 2560}, {"num_hidden_layers", 34}, {"sliding_window", 1024}}}};
+  Diagnostics diagnostics;
+  const ModelShape shape = model_from_hf_config(small, "c", diagnostics).shape;
+  CHECK_FALSE(diagnostics.has_errors());
+  CHECK(shape.vocab == 262'208);
+  CHECK(shape.heads == 8);
+  CHECK(shape.kv_heads == 4);
+  CHECK(shape.full_layers == Layers{5, 11, 17, 23, 29});
+  // A config without texts.
+  model_from_hf_config({{"model_type", "gemma3"}}, "c", diagnostics);
+  CHECK(diagnostics.has_errors());
 }
 
 TEST_CASE("OLMo 3 scales no layers with a window") {
