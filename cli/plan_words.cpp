@@ -111,6 +111,8 @@ std::string blocks_words(const ModelShape& model) {
   if (model.attention_scale > 0) {
     text += fmt::format(", scores times {:.4g}", model.attention_scale);
   }
+  if (model.attention_cap > 0) text += fmt::format(", scores up to {:.4g}", model.attention_cap);
+  if (model.logit_cap > 0) text += fmt::format(", logits up to {:.4g}", model.logit_cap);
   text += model.bias ? ", biases" : ", no biases";
   if (model.qkv_bias != model.bias) {
     text += model.qkv_bias ? " but of queries, keys and values" : " of queries, keys and values";

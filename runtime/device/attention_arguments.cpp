@@ -39,6 +39,7 @@ void check(const AttentionShape& s, const Tensor& qkv, const Tensor& out, const 
   require(!s.alibi || (s.first_head >= 0 && s.first_head + s.heads <= s.total_heads),
           fmt::format("ALiBi for heads {} to {} of {}", s.first_head, s.first_head + s.heads,
                       s.total_heads));
+  require(s.cap >= 0 && !(s.cap > 0 && s.alibi), fmt::format("attention with a cap of {}", s.cap));
   require(s.window >= 0, fmt::format("attention with a window of {} keys", s.window));
   require(!s.first_key || (s.first_key.dtype == DType::i32 && s.first_key.numel() == rows),
           "attention needs first_key as i32 [batch * seq]");

@@ -181,6 +181,9 @@ struct AttentionShape {
   bool alibi = false;
   // A query sees the newest this many keys, its own included (sliding window); 0 = all before it.
   int64_t window = 0;
+  // Caps the scaled scores x: cap tanh(x / cap) takes their place (Gemma 2); 0 = none. Not with
+  // ALiBi.
+  float cap = 0;
   // i32 [batch*seq]: the first key, from 0 within the sequence, that the query of that row sees;
   // ascending within a sequence and never behind the query (documents packed into a sequence).
   // Without it: all. Both limits hold where both are given.
@@ -328,6 +331,7 @@ struct ColumnBlocks {
 // are reduced over TP between the calls.
 struct CrossEntropy {
   Tensor logits;   // compute type; the backward pass overwrites it with the gradient
+  float cap = 0;   // of each logit x, as of attention's scores; 0 = none
   Tensor targets;  // i32 [n], global ids; -1 = ignore this position
   int64_t first = 0, valid = 0;
   Tensor row_max;       // f32 [n]

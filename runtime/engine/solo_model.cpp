@@ -1,6 +1,7 @@
 #include "runtime/engine/solo_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 
@@ -97,6 +98,9 @@ std::vector<float> SoloModel::next_logits(std::span<const int32_t> ids, int64_t 
   const Tensor logits = chunk_.logits(pass, pass.seq - 1).slice(0, shape_.vocab);
   std::vector<float> host(static_cast<size_t>(logits.numel()));
   device_.copy_to_host(host.data(), logits);
+  if (const auto cap = static_cast<float>(shape_.logit_cap); cap > 0) {
+    for (float& logit : host) logit = cap * std::tanh(logit / cap);
+  }
   return host;
 }
 

@@ -162,32 +162,47 @@ void read_gemma(ConfigReader& config, ModelShape& shape) {
   refuse_gate(config, said ? "hidden_activation" : "hidden_act", gate);
 }
 
-// The text part of Gemma 3.
-void read_gemma3(ConfigReader& config, ModelShape& shape) {
+// What Gemma 2 and 3 have in common.
+void read_later_gemma(ConfigReader& config, ModelShape& shape, const HfWindows& windows,
+                      const HfRopeDefaults& rope) {
   shape.layers = config.size("num_hidden_layers", 0);
-  read_hf_windows(
-      config,
-      {.window = 4096, .pattern = "sliding_window_pattern", .full_every = 6, .by_layer = true},
-      shape);
-  if (config.json().contains("sliding_window") && config.find("sliding_window") == nullptr) {
-    config.refuse("'sliding_window' is null, and layers with a window rotate otherwise here");
-  }
-  read_llama_like(
-      config, shape,
-      {1e-6, {.theta = 1e6, .window_theta = 10000}, NormType::rmsnorm, Activation::geglu});
+  read_hf_windows(config, windows, shape);
+  read_llama_like(config, shape, {1e-6, rope, NormType::rmsnorm, Activation::geglu});
   read_gemma_blocks(config, shape);
   shape.norm_place = NormPlace::both;
-  shape.qk_norm = true;
   const double scalar = config.number_in({0, 1e9, true}, "query_pre_attn_scalar", 256);
   if (scalar != static_cast<double>(shape.head_dim)) shape.attention_scale = 1 / std::sqrt(scalar);
   const std::string gate = config.text("hidden_activation", "gelu_pytorch_tanh");
   if (!is_tanh_gelu(gate)) refuse_gate(config, "hidden_activation", gate);
   config.require("use_bidirectional_attention", false, false,
                  "queries do not see what follows them here");
+}
+
+void read_gemma2(ConfigReader& config, ModelShape& shape) {
+  read_later_gemma(config, shape, {.window = 4096, .full_every = 2, .by_layer = true}, {10000});
+  const auto cap = [&](const char* key, double otherwise) {
+    // null is said, and means none.
+    if (config.json().contains(key) && config.find(key) == nullptr) return 0.0;
+    return config.number_in({0, 1e6, true}, key, otherwise);
+  };
+  shape.attention_cap = cap("attn_logit_softcapping", 50);
+  shape.logit_cap = cap("final_logit_softcapping", 30);
+}
+
+// Without pictures.
+void read_gemma3(ConfigReader& config, ModelShape& shape) {
+  read_later_gemma(
+      config, shape,
+      {.window = 4096, .pattern = "sliding_window_pattern", .full_every = 6, .by_layer = true},
+      {.theta = 1e6, .window_theta = 10000});
+  shape.qk_norm = true;
+  if (config.json().contains("sliding_window") && config.find("sliding_window") == nullptr) {
+    config.refuse("'sliding_window' is null, and layers with a window rotate otherwise here");
+  }
   config.find("_sliding_window_pattern");  // beside the 'layer_types' that were made of it
   for (const char* cap : {"attn_logit_softcapping", "final_logit_softcapping"}) {
     if (config.find(cap) != nullptr) {
-      config.refuse(fmt::format("'{}' is given, and nothing is capped here", cap),
+      config.refuse(fmt::format("'{}' is given, which Gemma 2 has", cap),
                     "this model cannot be run by mtl");
     }
   }
@@ -236,10 +251,6 @@ void read_smollm3(ConfigReader& config, ModelShape& shape) {
 
 // What models of a type have that no setting here says, where they are close to ones that are here.
 std::optional<std::string> other_than_here(const std::string& type) {
-  if (type == "gemma2") {
-    return "norms behind their blocks too, capped scores and logits, and a window in every second "
-           "layer";
-  }
   if (type.starts_with("gemma3n"))
     return "vectors of a token for every layer, and layers that share keys";
   if (type == "olmo") return "layer norms without weights";
@@ -253,6 +264,7 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
   if (type == "gpt_neox") return read_gpt_neox(config, shape);
   if (type == "gemma") return read_gemma(config, shape);
   if (type == "starcoder2") return read_starcoder2(config, shape);
+  if (type == "gemma2") return read_gemma2(config, shape);
   if (type == "gemma3_text") return read_gemma3(config, shape);
   if (type == "olmo2") return read_olmo2(config, shape);
   if (type == "olmo3") return read_olmo3(config, shape);
@@ -367,12 +379,13 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
                              Diagnostics& diagnostics) {
   HfModel model;
   const auto refuse_family = [&](const std::string& what) {
-    diagnostics.add(
-        {.code = "import.family",
-         .what = file + ": " + what,
-         .help = "mtl reads exaone4, gemma, gemma3, gemma3_text, glm, glm4, gpt2, gpt_neox, llama, "
-                 "mistral, mixtral, olmo2, olmo3, olmoe, phi3, qwen2, qwen3, qwen2_moe, "
-                 "qwen3_moe, dots1, smollm3, stablelm and starcoder2, for causal LM"});
+    diagnostics.add({.code = "import.family",
+                     .what = file + ": " + what,
+                     .help =
+                         "mtl reads exaone4, gemma, gemma2, gemma3, gemma3_text, glm, glm4, gpt2, "
+                         "gpt_neox, llama, "
+                         "mistral, mixtral, olmo2, olmo3, olmoe, phi3, qwen2, qwen3, qwen2_moe, "
+                         "qwen3_moe, dots1, smollm3, stablelm and starcoder2, for causal LM"});
   };
   if (!json.is_object()) {
     refuse_family("it is not a JSON object");
@@ -383,17 +396,29 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
   }
   ConfigReader config(json, file, diagnostics);
   static const std::map<std::string, std::string> kArchitectures = {
-      {"gpt2", "GPT2LMHeadModel"},          {"llama", "LlamaForCausalLM"},
-      {"mistral", "MistralForCausalLM"},    {"qwen2", "Qwen2ForCausalLM"},
-      {"qwen3", "Qwen3ForCausalLM"},        {"mixtral", "MixtralForCausalLM"},
-      {"qwen2_moe", "Qwen2MoeForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"},
-      {"dots1", "Dots1ForCausalLM"},        {"stablelm", "StableLmForCausalLM"},
-      {"gpt_neox", "GPTNeoXForCausalLM"},   {"phi3", "Phi3ForCausalLM"},
-      {"gemma", "GemmaForCausalLM"},        {"gemma3_text", "Gemma3ForCausalLM"},
-      {"smollm3", "SmolLM3ForCausalLM"},    {"olmo2", "Olmo2ForCausalLM"},
-      {"olmo3", "Olmo3ForCausalLM"},        {"olmoe", "OlmoeForCausalLM"},
-      {"exaone4", "Exaone4ForCausalLM"},    {"glm", "GlmForCausalLM"},
-      {"glm4", "Glm4ForCausalLM"},          {"starcoder2", "Starcoder2ForCausalLM"}};
+      {"gpt2", "GPT2LMHeadModel"},
+      {"llama", "LlamaForCausalLM"},
+      {"mistral", "MistralForCausalLM"},
+      {"qwen2", "Qwen2ForCausalLM"},
+      {"qwen3", "Qwen3ForCausalLM"},
+      {"mixtral", "MixtralForCausalLM"},
+      {"qwen2_moe", "Qwen2MoeForCausalLM"},
+      {"qwen3_moe", "Qwen3MoeForCausalLM"},
+      {"dots1", "Dots1ForCausalLM"},
+      {"stablelm", "StableLmForCausalLM"},
+      {"gpt_neox", "GPTNeoXForCausalLM"},
+      {"phi3", "Phi3ForCausalLM"},
+      {"gemma", "GemmaForCausalLM"},
+      {"gemma2", "Gemma2ForCausalLM"},
+      {"gemma3_text", "Gemma3ForCausalLM"},
+      {"smollm3", "SmolLM3ForCausalLM"},
+      {"olmo2", "Olmo2ForCausalLM"},
+      {"olmo3", "Olmo3ForCausalLM"},
+      {"olmoe", "OlmoeForCausalLM"},
+      {"exaone4", "Exaone4ForCausalLM"},
+      {"glm", "GlmForCausalLM"},
+      {"glm4", "Glm4ForCausalLM"},
+      {"starcoder2", "Starcoder2ForCausalLM"}};
   const std::string type = config.text("model_type", "");
   const auto known = kArchitectures.find(type);
   if (known == kArchitectures.end()) {

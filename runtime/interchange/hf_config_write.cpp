@@ -192,14 +192,23 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
     // Which of the two counts depends on the version.
     for (const char* key : {"hidden_act", "hidden_activation"}) config[key] = "gelu_pytorch_tanh";
     config["pad_token_id"] = nullptr;
-  } else if (model.architecture == "Gemma3ForCausalLM") {
-    config["model_type"] = "gemma3_text";
+  } else if (model.architecture == "Gemma2ForCausalLM" ||
+             model.architecture == "Gemma3ForCausalLM") {
+    const auto cap = [](double value) {
+      return value > 0 ? nlohmann::ordered_json(value) : nlohmann::ordered_json();
+    };
+    config["model_type"] = shape.qk_norm ? "gemma3_text" : "gemma2";
     config["attention_bias"] = false;
     config.erase("hidden_act");
     config["hidden_activation"] = "gelu_pytorch_tanh";
     config["query_pre_attn_scalar"] = query_scalar(shape);
-    config["rope_local_base_freq"] =
-        shape.window_rope_base > 0 ? shape.window_rope_base : shape.rope_base;
+    if (shape.qk_norm) {
+      config["rope_local_base_freq"] =
+          shape.window_rope_base > 0 ? shape.window_rope_base : shape.rope_base;
+    }
+    config["attn_logit_softcapping"] = cap(shape.attention_cap);
+    config["final_logit_softcapping"] = cap(shape.logit_cap);
+    // Of layers that there are not, where there is no window.
     config["sliding_window"] = shape.sliding_window > 0 ? shape.sliding_window : shape.max_seq;
     config["layer_types"] = hf_layer_types(shape);
     config["pad_token_id"] = nullptr;

@@ -65,16 +65,16 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
     add(longrope, "model.position.scaling longrope: Phi-3 has it, with rmsnorm and swiglu");
   }
   if (shape.norms_outputs() && shape.activation == Activation::geglu) {
-    add_gemma_notes(shape, "Gemma 3", notes);
-    add(shape.norm_place != NormPlace::both, "model.norm.place: Gemma 3's is both");
-    add(!shape.qk_norm || shape.qk_norm_whole, "model.qk_norm: Gemma 3 has one of every head");
+    add_gemma_notes(shape, shape.qk_norm ? "Gemma 3" : "Gemma 2", notes);
+    add(shape.norm_place != NormPlace::both, "model.norm.place: Gemma 2's and Gemma 3's is both");
+    add(shape.qk_norm_whole, "model.qk_norm_whole: Gemma 3 has a norm of every head");
     return notes;
   }
   if (shape.norms_outputs() &&
       (shape.norm != NormType::rmsnorm || shape.activation != Activation::swiglu)) {
     add(true,
         "model.norm.place: OLMo 2 and EXAONE 4 have norms behind blocks, with rmsnorm and swiglu, "
-        "and Gemma 3, with rmsnorm and geglu");
+        "and Gemma 2 and 3, with rmsnorm and geglu");
     return notes;
   }
   if (shape.activation == Activation::geglu) {
@@ -208,7 +208,8 @@ std::string architecture_of(const ModelShape& shape) {
   if (is_glm(shape)) return shape.norms_outputs() ? "Glm4ForCausalLM" : "GlmForCausalLM";
   if (is_starcoder2(shape)) return "Starcoder2ForCausalLM";
   if (shape.activation == Activation::geglu) {
-    return shape.norms_outputs() ? "Gemma3ForCausalLM" : "GemmaForCausalLM";
+    if (!shape.norms_outputs()) return "GemmaForCausalLM";
+    return shape.qk_norm ? "Gemma3ForCausalLM" : "Gemma2ForCausalLM";
   }
   if (shape.norm == NormType::layernorm) {
     return shape.activation == Activation::swiglu ? "StableLmForCausalLM" : "GPTNeoXForCausalLM";
@@ -242,14 +243,15 @@ void add_layer_notes(const ModelShape& shape, const std::string& architecture,
   const auto is_one_of = [&](std::initializer_list<const char*> all) {
     return std::find(all.begin(), all.end(), architecture) != all.end();
   };
+  const bool gemma2 = architecture == "Gemma2ForCausalLM";
   const bool gemma3 = architecture == "Gemma3ForCausalLM";
   const bool olmo3 = architecture == "Olmo3ForCausalLM";
   const bool exaone = architecture == "Exaone4ForCausalLM";
   const bool scaled = shape.rope_scaling.type != RopeScalingType::none;
   add(!shape.full_layers.empty() &&
-          !is_one_of({"Gemma3ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM",
-                      "SmolLM3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
-                      "Dots1ForCausalLM"}),
+          !is_one_of({"Gemma2ForCausalLM", "Gemma3ForCausalLM", "Olmo3ForCausalLM",
+                      "Exaone4ForCausalLM", "SmolLM3ForCausalLM", "Qwen2ForCausalLM",
+                      "Qwen3ForCausalLM", "Dots1ForCausalLM"}),
       "model.full_attention: all layers of the closest family have a window, or none has");
   if (exaone && shape.sliding_window > 0) {
     add(shape.unrotated_layers != shape.full_layers,
@@ -268,8 +270,10 @@ void add_layer_notes(const ModelShape& shape, const std::string& architecture,
     add(shape.window_rope_base > 0 && !gemma3,
         "model.position.window_base: only Gemma 3 and OLMo 3 have it, with norms behind blocks");
   }
-  add(shape.attention_scale > 0 && !gemma3,
-      "model.attention_scale: only Gemma 3 has another than 1 / sqrt(model.head_dim)");
+  add(shape.attention_scale > 0 && !gemma2 && !gemma3,
+      "model.attention_scale: only Gemma 2 and 3 have another than 1 / sqrt(model.head_dim)");
+  add(shape.attention_cap > 0 && !gemma2, "model.attention_cap: only Gemma 2 has one");
+  add(shape.logit_cap > 0 && !gemma2, "model.logit_cap: only Gemma 2 has one");
 }
 
 }  // namespace

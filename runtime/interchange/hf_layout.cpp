@@ -108,8 +108,7 @@ std::vector<ForeignTensor> hf_tensors(const HfModel& model, const std::vector<Pa
     return tensors;
   }
   // Whose norms have the 1 in their code.
-  const bool gemma =
-      model.architecture == "GemmaForCausalLM" || model.architecture == "Gemma3ForCausalLM";
+  const bool gemma = model.architecture.starts_with("Gemma");
   const bool glm4 = model.architecture == "Glm4ForCausalLM";
   const bool glm = glm4 || model.architecture == "GlmForCausalLM";
   const size_t matrices = model.architecture == "Phi3ForCausalLM" ? kFused.size() : glm ? 1 : 0;

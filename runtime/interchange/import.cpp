@@ -137,6 +137,8 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
     line("  full_attention: {{layers: [{}]}}", fmt::join(shape.full_layers, ", "));
   }
   if (shape.attention_scale > 0) line("  attention_scale: {}", shape.attention_scale);
+  if (shape.attention_cap > 0) line("  attention_cap: {}", shape.attention_cap);
+  if (shape.logit_cap > 0) line("  logit_cap: {}", shape.logit_cap);
   if (shape.experts > 0) {
     line("  moe:\n    experts: {}\n    topk: {}", shape.experts, shape.experts_per_token);
     if (!shape.dense_layers.empty()) {

@@ -74,6 +74,7 @@ AttentionShape attention_of(const ModelShape& shape, int64_t layer, int parts) {
   attention.total_heads = shape.heads;
   attention.alibi = shape.position == PositionType::alibi;
   attention.window = shape.window_of(layer);
+  attention.cap = static_cast<float>(shape.attention_cap);
   return attention;
 }
 

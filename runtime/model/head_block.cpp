@@ -25,6 +25,7 @@ CrossEntropy HeadBlock::cross_entropy(const Pass& pass, int64_t first, int64_t r
   CrossEntropy args;
   const int64_t columns = logits_.tensor.cols();
   args.logits = Tensor(logits_.tensor.data, logits_.tensor.dtype, {rows, columns});
+  args.cap = static_cast<float>(context_.shape.logit_cap);
   args.targets = targets_.in(pass.slot).slice(first, rows);
   args.first = shard_.first;
   args.valid = shard_.valid;

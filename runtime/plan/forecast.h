@@ -67,8 +67,8 @@ struct Float8Bytes {
 struct Software {
   bool flash_attention = true;   // else scores are written to memory, and not halved by the mask
   int64_t tensor_core_head = 0;  // wider heads go without tensor cores on a GPU; 0: none do
-  // Rate of attention with heads beyond 128 on Hopper and later, as a part of that with narrower
-  // ones
+  // Rate of attention with heads beyond 128, or capped scores, on Hopper and later, as a part of
+  // that with others.
   double wide_heads = 1;
   double elementwise = 1;        // traffic of element-wise operations against fused ones
   double logits_bytes = 12;      // moved per logit, forward and backward

@@ -106,7 +106,9 @@ void add_attention(PassWork& pass, Work& core, const Workload& work, const Layou
     const bool cores = !cluster.cpu && software.tensor_core_head > 0 &&
                        work.model.head_dim > software.tensor_core_head;
     const DType rate = cores ? DType::f32 : work.compute;  // of the CUDA cores, or of tensor cores
-    const bool wide = !cluster.cpu && cluster.gpu.major >= 9 && work.model.head_dim > 128;
+    // What has no kernel for Hopper's wgmma.
+    const bool wide = !cluster.cpu && cluster.gpu.major >= 9 &&
+                      (work.model.head_dim > 128 || work.model.attention_cap > 0);
     const double peak = peak_flops(cluster.gpu, rate) * cluster.clock * short_seq *
                         (cluster.cpu ? 1 : head) * (wide && !cores ? software.wide_heads : 1);
     core.attention = flops / (peak * cluster.attention_forward) + cluster.kernel_s;

@@ -88,8 +88,9 @@ Family ModelShape::family() const {
   const bool gpt2 = norm == NormType::layernorm && !gated() && embedding_scale == 1 &&
                     position == PositionType::learned && kv_heads == heads &&
                     heads * head_dim == hidden && !qk_norm && qkv_bias == bias &&
-                    sliding_window == 0 && attention_scale == 0 && experts == 0 &&
-                    !parallel_residual && norm_place == NormPlace::input;
+                    sliding_window == 0 && attention_scale == 0 && attention_cap == 0 &&
+                    logit_cap == 0 && experts == 0 && !parallel_residual &&
+                    norm_place == NormPlace::input;
   return gpt2 ? Family::gpt2 : Family::llama;
 }
 
@@ -159,6 +160,8 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
     shape.full_layers = chosen_layers(model.full_attention, model.layers);
   }
   shape.attention_scale = model.attention_scale;
+  shape.attention_cap = model.attention_cap;
+  shape.logit_cap = model.logit_cap;
   shape.experts = model.moe.experts;
   shape.experts_per_token = shape.experts > 0 ? model.moe.topk : 0;
   shape.moe_aux_loss = model.moe.aux_loss;
@@ -211,6 +214,8 @@ nlohmann::json to_json(const ModelShape& shape) {
   if (shape.sliding_window > 0) json["sliding_window"] = shape.sliding_window;
   if (!shape.full_layers.empty()) json["full_layers"] = shape.full_layers;
   if (shape.attention_scale > 0) json["attention_scale"] = shape.attention_scale;
+  if (shape.attention_cap > 0) json["attention_cap"] = shape.attention_cap;
+  if (shape.logit_cap > 0) json["logit_cap"] = shape.logit_cap;
   if (shape.experts > 0) {
     json["experts"] = shape.experts;
     json["experts_per_token"] = shape.experts_per_token;
@@ -261,6 +266,8 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   shape.sliding_window = json.value("sliding_window", int64_t{0});
   shape.full_layers = json.value("full_layers", std::vector<int64_t>());
   shape.attention_scale = json.value("attention_scale", 0.0);
+  shape.attention_cap = json.value("attention_cap", 0.0);
+  shape.logit_cap = json.value("logit_cap", 0.0);
   shape.experts = json.value("experts", int64_t{0});
   shape.experts_per_token = json.value("experts_per_token", int64_t{0});
   shape.moe_scores.sigmoid = json.value("moe_score", "softmax") == "sigmoid";

@@ -62,6 +62,8 @@ struct ModelShape {
   int64_t sliding_window = 0;
   std::vector<int64_t> full_layers;  // have no window all the same; ascending, not all
   double attention_scale = 0;        // of scores; 0 = 1 / sqrt(head_dim)
+  double attention_cap = 0;          // of scaled scores (device/op_arguments.h); 0 = none
+  double logit_cap = 0;
   // Mixture of experts (Mixtral): the feed-forward block of a layer is this many, each of width
   // `ffn`, of which each token takes `experts_per_token`; 0 = one block for all.
   int64_t experts = 0;

@@ -143,9 +143,8 @@ struct ChosenLayers {
 
 void check_choice(const LayerChoice& given, const std::vector<int64_t>& chosen,
                   const ModelShape& model, const ChosenLayers& words, RuleBook& book) {
-  constexpr const char* kCode = "model.layer_choice";
-  if (!has_listed(words.list, kCode, given.layers, model, book)) return;
-  book.rule(kCode, given.layers.empty() ? words.every : words.list,
+  if (!has_listed(words.list, "model.layer_choice", given.layers, model, book)) return;
+  book.rule("model.layer_choice", given.layers.empty() ? words.every : words.list,
             std::ssize(chosen) < model.layers, words.all, words.instead);
 }
 
@@ -218,6 +217,10 @@ void check_model(const RuleInput& input, RuleBook& book) {
   if (head_dim && model.position == PositionType::rope) check_rotary_dim(given, model, book);
   check_rope_scaling(given.position, model, book);
   check_layer_choices(given, model, book);
+  book.rule("model.attention_cap", "model.attention_cap",
+            model.attention_cap == 0 || model.position != PositionType::alibi,
+            "model.attention_cap would cap scores without what ALiBi adds to them",
+            "set model.attention_cap=0, or another model.position.type");
   book.rule("model.norm", "model.norm.place", !model.parallel_residual || !model.norms_outputs(),
             fmt::format("model.norm.place {} has a norm behind each block, and with "
                         "model.parallel_residual both are one sum",

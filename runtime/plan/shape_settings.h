@@ -33,6 +33,8 @@ inline constexpr std::pair<const char*, const char*> kShapeSettings[] = {
     {"sliding_window", "model.sliding_window"},
     {"full_layers", "model.full_attention.layers"},
     {"attention_scale", "model.attention_scale"},
+    {"attention_cap", "model.attention_cap"},
+    {"logit_cap", "model.logit_cap"},
     {"experts", "model.moe.experts"},
     {"experts_per_token", "model.moe.topk"},
     {"moe_score", "model.moe.score"},

@@ -66,6 +66,8 @@ struct TrainSpec {
     int64_t sliding_window = 0;      // newest positions that a query sees, its own too; 0 = all
     LayerChoice full_attention;      // layers without a window
     double attention_scale = 0;      // of scores; 0 = 1 / sqrt(head_dim)
+    double attention_cap = 0;        // cap tanh(x / cap) of scores; 0 = none
+    double logit_cap = 0;            // the same of logits
     bool qk_norm = false;            // RMS norm of every query and key head
     bool qk_norm_whole = false;      // or of all of a token's queries, and all its keys, at once
     bool parallel_residual = false;  // attention and feed-forward block side by side

@@ -64,6 +64,9 @@ def configs():
     # A window in the first layer alone.
     first = dict(sliding_window=4, layer_types=["sliding_attention", "full_attention"])
     yield "exaone4-windows", transformers.Exaone4Config(**first, **llama_like())
+    yield "gemma2", transformers.Gemma2Config(
+        head_dim=12, query_pre_attn_scalar=3, attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0, pad_token_id=None, **first, **llama_like())
     yield "gemma3", transformers.Gemma3TextConfig(
         head_dim=12, query_pre_attn_scalar=20, rope_theta=50000.0, rope_local_base_freq=100.0,
         rope_scaling={"rope_type": "linear", "factor": 4.0}, pad_token_id=None, **first,

@@ -24,6 +24,7 @@ number exactly.
                                  as a gate, biases, tied: 10 steps
   llama_layers.json              a window in layers 0 and 2 alone, frequencies of layers with a window,
                                  no rotation in layer 2, scores scaled otherwise: 10 steps
+  llama_caps.json                capped scores and logits, as Gemma 2 has them: 10 steps
 """
 import math
 
@@ -59,6 +60,7 @@ SANDWICH = {**LLAMA, "kv_heads": 4, "norm_place": "both", "activation": "geglu",
 LAYERS = {**LLAMA, "sliding_window": 13, "full_attention": {"every": 4, "layers": [1]},
           "attention_scale": 0.2,
           "position": {**SCALED["position"], "window_base": 100.0, "skip": {"every": 3, "layers": []}}}
+CAPS = {**LLAMA, "attention_scale": 1.0, "attention_cap": 0.1, "logit_cap": 0.4}
 
 # The norms of a layer where "norm_place" is that ("input" where a model does not say): before and
 # behind attention, before and behind the feed-forward block.
@@ -161,6 +163,10 @@ def rms(x, gain, eps):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
 
 
+def capped(x, cap):
+    return cap * torch.tanh(x / cap)
+
+
 def make_forward(model):
     h, d, heads, kv_heads = (model[key] for key in ("hidden", "head_dim", "heads", "kv_heads"))
     eps = model["norm"]["eps"]
@@ -228,7 +234,10 @@ def make_forward(model):
             a = norm(s, p, before)
             q, k, v = (heads_of(a, n, p + f"self_attn.{which}", count)
                        for which, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)))
-            score = torch.softmax(q @ k.transpose(2, 3) / divisor + masks[n], dim=-1)
+            score = q @ k.transpose(2, 3) / divisor
+            if "attention_cap" in model:
+                score = capped(score, model["attention_cap"])
+            score = torch.softmax(score + masks[n], dim=-1)
             a = number.store((score @ v).transpose(1, 2).reshape(b, t, heads * d))
             attended = s + norm(project(a, p + "self_attn.o_proj"), p, behind)
             parallel = model.get("parallel_residual", False)
@@ -246,6 +255,8 @@ def make_forward(model):
         s = norm(s, "model.", "norm")
         head = "model.embed_tokens" if model["tie_embeddings"] else "lm_head"
         logits = number.wide(linear(number, s, w[head + ".weight"].t()))
+        if "logit_cap" in model:
+            logits = capped(logits, model["logit_cap"])
         return F.cross_entropy(logits.reshape(-1, VOCAB), y.reshape(-1))
 
     return forward
@@ -260,7 +271,8 @@ def main():
     for name, model in (("llama_scaled", SCALED), ("llama_qwen2", QWEN2), ("llama_window", WINDOW),
                         ("llama_stablelm", STABLELM), ("llama_neox", NEOX), ("llama_alibi", ALIBI),
                         ("llama_gemma", GEMMA), ("llama_olmo2", OLMO2),
-                        ("llama_sandwich", SANDWICH), ("llama_layers", LAYERS)):
+                        ("llama_sandwich", SANDWICH), ("llama_layers", LAYERS),
+                        ("llama_caps", CAPS)):
         result, _ = compare(parameters(model), make_forward(model), model, steps=10)
         write_json(out / f"{name}.json", result)
 

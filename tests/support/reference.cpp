@@ -57,6 +57,8 @@ void read_model(const nlohmann::json& json, TrainSpec::Model& model) {
   model.sliding_window = json.value("sliding_window", int64_t{0});
   model.full_attention = layer_choice(json, "full_attention");
   model.attention_scale = json.value("attention_scale", 0.0);
+  model.attention_cap = json.value("attention_cap", 0.0);
+  model.logit_cap = json.value("logit_cap", 0.0);
   json.at("norm").at("type").get_to(model.norm.type);
   json.at("norm").at("eps").get_to(model.norm.eps);
   model.norm.place = json.value("norm_place", "input");

@@ -10,6 +10,7 @@ namespace {
 const Choice kModel[] = {
     {"model.norm.eps", 0.1, {"1e-6", "0.001"}},
     {"model.attention_scale", 0.1, {"0.1", "1"}},
+    {"model.logit_cap", 0.1, {"2", "15"}},
     {"model.sliding_window", 0.25, {"1", "3", "5", "8", "13"}},
     {"model.tie_embeddings", 0.5, {"false"}},
     {"model.vocab_pad_to", 0.4, {"1", "2", "3", "64"}},
@@ -70,6 +71,9 @@ void draw_layers(Draw& draw, Settings& s) {
     if (draw.chance(0.4)) s.set("model.full_attention.every", draw.pick({2, 2, 3}));
     if (draw.chance(0.2)) s.set("model.full_attention.layers", draw.below(layers));
     if (rope && draw.chance(0.4)) s.set("model.position.window_base", draw.pick({20, 500, 10000}));
+  }
+  if (s.text("model.position.type") != "alibi" && draw.chance(0.1)) {
+    s.set("model.attention_cap", draw.pick({"1", "20"}));
   }
   if (rope && draw.chance(0.15)) s.set("model.position.skip.every", draw.pick({2, 3, 4}));
 }

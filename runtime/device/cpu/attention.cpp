@@ -45,6 +45,7 @@ AttentionTask common_task(const AttentionShape& s, const Tensor& qkv, const Tens
   task.head_dim = s.head_dim;
   task.scale = s.scale;
   task.window = s.window;
+  task.cap = s.cap;
   if (s.dropout) {
     task.keep_threshold =
         static_cast<uint64_t>(std::ceil(static_cast<double>(s.dropout.probability) * 4294967296.0));

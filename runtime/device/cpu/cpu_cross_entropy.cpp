@@ -26,7 +26,8 @@ kernels::CrossEntropyRows rows_of(const CrossEntropy& args, int64_t begin, int64
           .valid = args.valid,
           .row_max = at(args.row_max),
           .sum_exp = at(args.sum_exp),
-          .target_logit = at(args.target_logit)};
+          .target_logit = at(args.target_logit),
+          .cap = args.cap};
 }
 
 }  // namespace

@@ -52,6 +52,9 @@ struct AttentionWork {
   int64_t row_stride = 0, out_stride = 0, stats_stride = 0;
   int batch = 0, seq = 0, heads = 0, kv_heads = 0, group = 0, head_dim = 0, first_query = 0;
   float scale = 1, scale2 = 1;  // the second times log2(e)
+  // With a cap: what the tanh is taken of is a score times `inner`, and scale2 is the cap's; else
+  // 0.
+  float inner = 0;
   // Dropout: kept iff the element's word is >= keep_from; 0 without.
   uint32_t keep_from = 0;
   float keep_scale = 1;
@@ -177,6 +180,10 @@ inline AttentionWork attention_work(const AttentionShape& s, const Tensor& qkv, 
   w.window = static_cast<int>(std::min(s.window, s.seq));
   w.scale = s.scale;
   w.scale2 = s.scale * kLog2e;
+  if (s.cap > 0) {
+    w.inner = s.scale / s.cap;
+    w.scale2 = s.cap * kLog2e;
+  }
   if (s.dropout) {
     w.dropout = EnqueuedMask(s.dropout);
     w.keep_from = w.dropout.threshold;

@@ -90,6 +90,7 @@ __global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
     clear(dp);
     multiply_rows<T, kDim>(dp, douts + warp_row * Tiles::kRow + offsets.a,
                            keys + kValues + offsets.b);
+    cap_scores(w, s);
     const float factor =
         finish_scores(w, slope, s, k + lane % 4 * 2 - q, k + Tiles::kKeys - 1 > warp_query);
     if constexpr (kLimited) hide_keys(w, place.row, s, q, k + lane % 4 * 2, factor);
@@ -103,6 +104,7 @@ __global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
       stats[m][1] = stats_of_query(w, place.of_all, row + 8);
     }
     query_weights(s, factor, stats);
+    cap_query_weights(w, s, stats);
     PackedSums<kM, kN> ds;
     const int64_t element = int64_t{warp_query} * w.seq + k;
     pack_query_gradients<T>(w, place.first + static_cast<uint64_t>(element), s, dp, stats, ds);
@@ -232,8 +234,13 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, kDim == 256 
       kept = kept_of_sums<false, kN>(w, place.first + static_cast<uint64_t>(element));
     }
     PackedSums<1, kN> p, ds;
+    cap_scores(w, scores);
     key_weights<kLimited>(w, place, q, warp_key, stats, scores[0]);
-    pack_key_sums<T>(w, kept, stats, scores[0], dp[0], p[0], ds[0]);
+    if (w.inner != 0) {
+      pack_key_sums<T, true>(w, kept, stats, scores[0], dp[0], p[0], ds[0]);
+    } else {
+      pack_key_sums<T>(w, kept, stats, scores[0], dp[0], p[0], ds[0]);
+    }
     if constexpr (kHasDv) multiply_sums<T, kDim>(dv, p, douts + offsets.a);
     if constexpr (kHasDk) multiply_sums<T, kDim>(dk, ds, queries + offsets.a);
   }

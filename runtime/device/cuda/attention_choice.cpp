@@ -62,7 +62,7 @@ std::optional<AttentionForm> form_for_cudnn(const AttentionShape& shape, DType d
   const bool known_head = shape.head_dim == 64 || shape.head_dim == 96 || shape.head_dim == 128 ||
                           shape.head_dim == 256;
   const bool limited = shape.first_key || (shape.window > 0 && shape.window < shape.seq);
-  if (!sixteen_bits || !known_head || limited || shape.dropout || shape.alibi ||
+  if (!sixteen_bits || !known_head || limited || shape.dropout || shape.alibi || shape.cap > 0 ||
       shape.first_query > 0 || shape.batch <= 0 || shape.seq <= 0 || !(shape.scale > 0)) {
     return std::nullopt;
   }

@@ -80,6 +80,7 @@ __global__ void __launch_bounds__(ForwardTiles<kDim>::kThreads, 2)
     float s[kM][kN][4];
     clear(s);
     multiply_rows<T, kDim>(s, queries + warp_row * Tiles::kRow + offsets.a, keys + offsets.b);
+    cap_scores(w, s);
     const float factor =
         finish_scores(w, slope, s, k + lane % 4 * 2 - q, k + Tiles::kKeys - 1 > warp_query);
     if constexpr (kLimited) hide_keys(w, place.row, s, q, k + lane % 4 * 2, factor);

@@ -50,6 +50,11 @@ inline dim3 grid_of_rows(const AttentionWork& w, int heads, int first_row) {
   return dim3(row_blocks(w, first_row) * static_cast<unsigned>(w.batch * heads));
 }
 
+// A score in units of log2, before ALiBi, of the product of a query and a key.
+__device__ inline float row_score(const AttentionWork& w, float product) {
+  return (w.inner != 0 ? tanh_of(product * w.inner) : product) * w.scale2;
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_forward_rows(AttentionWork w) {
   MTL_DYNAMIC_SHARED(shared);
@@ -78,7 +83,8 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_forward_rows(At
     const bool seen = k >= low && k <= q;
     float x = -INFINITY;
     if (seen) {
-      x = dot(query, keys + k * w.row_stride, dim) * w.scale2 + slope * static_cast<float>(k - q);
+      x = row_score(w, dot(query, keys + k * w.row_stride, dim)) +
+          slope * static_cast<float>(k - q);
     }
     const float new_top = fmaxf(top, warp_max(x));
     const float before = exp2f(top - new_top);
@@ -150,13 +156,18 @@ struct RowGradient {
 __device__ inline RowGradient row_gradient(const AttentionWork& w, const HeadPlace& place,
                                            float slope, int q, int k, float score, float dp) {
   const QueryStats stats = stats_of_query(w, place.of_all, q);
-  const float x = score * w.scale2 + slope * static_cast<float>(k - q) - stats.lse2;
+  const float capped = row_score(w, score);
+  const float x = capped + slope * static_cast<float>(k - q) - stats.lse2;
   RowGradient r = {exp2f(x), 1, 0};
   if (w.keep_from != 0) {
     const uint64_t element = place.first + static_cast<uint64_t>(int64_t{q} * w.seq + k);
     r.factor = is_kept(w, element) ? w.keep_scale : 0.0f;
   }
   r.ds = r.p * (dp * r.factor - stats.delta);
+  if (w.inner != 0) {
+    const float t = capped / w.scale2;
+    r.ds *= 1 - t * t;
+  }
   return r;
 }
 

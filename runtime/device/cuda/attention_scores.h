@@ -62,6 +62,26 @@ __device__ inline float finish_scores(const AttentionWork& w, float slope, float
   return w.slopes != nullptr ? 1.0f : w.scale2;
 }
 
+// Scores become the tanh that a cap takes of them; scale2 is the cap's then.
+template <int kM, int kN>
+__device__ inline void cap_scores(const AttentionWork& w, float (&s)[kM][kN][4]) {
+  if (w.inner == 0) return;
+  MTL_UNROLL()
+  for (int m = 0; m < kM; ++m) {
+    MTL_UNROLL()
+    for (int n = 0; n < kN; ++n) {
+      MTL_UNROLL()
+      for (int i = 0; i < 4; ++i) s[m][n][i] = tanh_of(s[m][n][i] * w.inner);
+    }
+  }
+}
+// The derivative of a cap where a weight P is: the tanh follows from it, and no register has to
+// keep it. A weight of 0 has no gradient.
+__device__ inline float slope_of_cap(const AttentionWork& w, float weight, float lse2) {
+  const float t = (log2_of(weight) + lse2) / w.scale2;
+  return weight > 0 ? 1 - t * t : 0.0f;
+}
+
 // Hides what queries do not see at the other end, of 16 kM rows of queries and 8 kN columns of
 // keys, of which `q` and `k` are this lane's first ones. `factor`: what the scores are multiplied
 // by next.
@@ -271,6 +291,23 @@ __device__ inline void query_weights(float (&s)[kM][kN][4], float factor,
   }
 }
 
+// With a cap: weights of rows of queries times its derivative.
+template <int kM, int kN>
+__device__ inline void cap_query_weights(const AttentionWork& w, float (&weights)[kM][kN][4],
+                                         const QueryStats (&stats)[kM][2]) {
+  if (w.inner == 0) return;
+  MTL_UNROLL()
+  for (int m = 0; m < kM; ++m) {
+    MTL_UNROLL()
+    for (int n = 0; n < kN; ++n) {
+      MTL_UNROLL()
+      for (int i = 0; i < 4; ++i) {
+        weights[m][n][i] *= slope_of_cap(w, weights[m][n][i], stats[m][i / 2].lse2);
+      }
+    }
+  }
+}
+
 // dS = P (dP - delta) as operand A, of rows of queries; dP as dropout has let it through.
 template <typename T, int kM, int kN>
 __device__ inline void pack_query_gradients(const AttentionWork& w, uint64_t first,
@@ -354,8 +391,9 @@ __device__ inline void key_weights(const AttentionWork& w, const HeadPlace& plac
   each([](int, float& x) { x = exp2_of(x); });
 }
 
-// P, less what dropout drops, and dS = P (dP - delta) as operands A, of keys x queries.
-template <typename T, int kN>
+// P, less what dropout drops, and dS = P (dP - delta), times the derivative of a cap where the call
+// may have one, as operands A, of keys x queries.
+template <typename T, bool kCaps = false, int kN>
 __device__ inline void pack_key_sums(const AttentionWork& w, const Kept<kN>& kept,
                                      const TwoStats* stats, const float (&weights)[kN][4],
                                      const float (&dp)[kN][4], uint32_t (&p)[kN][2],
@@ -374,6 +412,13 @@ __device__ inline void pack_key_sums(const AttentionWork& w, const Kept<kN>& kep
           gradient[i] = kept.at(n, i) ? gradient[i] * w.keep_scale : 0.0f;
         }
         gradient[i] = weights[n][i] * (gradient[i] - delta.at[i % 2]);
+      }
+      if constexpr (kCaps) {
+        const Pack<float, 2> lse2 = stats_of_columns(stats, n).lse2;
+        MTL_UNROLL()
+        for (int i = 0; i < 4; ++i) {
+          gradient[i] *= slope_of_cap(w, weights[n][i], lse2.at[i % 2]);
+        }
       }
       MTL_UNROLL()
       for (int half = 0; half < 2; ++half) {

@@ -9,7 +9,7 @@ namespace mtl::cuda {
 // Whether `queue`'s GPU has it, and a call of this form may take it.
 inline bool fits_warpgroups(const Queue& queue, const AttentionShape& s, DType dtype) {
   // A box of the copy engine is no higher than the tensor.
-  return queue.has_warpgroups() && s.scale > 0 &&
+  return queue.has_warpgroups() && s.scale > 0 && s.cap == 0 &&
          kernel_scratch::fits_warpgroups(dtype, s.seq, s.head_dim);
 }
 

@@ -6,6 +6,7 @@
 // multiprocessors are at, 256 KB each with Llama 3's vocabulary, take less than that has.
 #include <algorithm>
 #include <cfloat>
+#include <type_traits>
 
 #include "runtime/device/cuda/exponential.h"
 #include "runtime/device/cuda/kernels.h"
@@ -29,31 +30,42 @@ struct Args {
   const int32_t* targets;
   int64_t rows, cols, first, valid;
   float *row_max, *sum_exp, *target_logit;
-  float scale;
+  float scale, cap, inverse_cap;
 };
 
+// What a logit counts as, and the derivative of that where it is `value`.
+template <bool kCaps, typename T>
+__device__ inline float counted(const Args<T>& a, float logit) {
+  return kCaps ? a.cap * tanh_of(logit * a.inverse_cap) : logit;
+}
+template <bool kCaps, typename T>
+__device__ inline float slope_of(const Args<T>& a, float value) {
+  const float t = kCaps ? value * a.inverse_cap : 0.0f;
+  return 1 - t * t;
+}
+
 // f(value, k) for a team's share of a row's valid logits; k < N is the place in a pack.
-template <typename T, int N, int kTeam, typename F>
-__device__ inline void each_valid(const T* row, int64_t valid, F f) {
-  const int64_t packed = valid / N * N;
+template <typename T, int N, int kTeam, bool kCaps, typename F>
+__device__ inline void each_valid(const Args<T>& a, const T* row, F f) {
+  const int64_t valid = a.valid, packed = valid / N * N;
   const auto rank = static_cast<int64_t>(threadIdx.x) % kTeam;
   MTL_UNROLL(4)
   for (int64_t i = rank * N; i < packed; i += kTeam * N) {
     const Floats<N> values = load<N>(row + i);
-    for (int k = 0; k < N; ++k) f(values.at[k], k);
+    for (int k = 0; k < N; ++k) f(counted<kCaps>(a, values.at[k]), k);
   }
-  if (packed + rank < valid) f(to_float(row[packed + rank]), 0);
+  if (packed + rank < valid) f(counted<kCaps>(a, to_float(row[packed + rank])), 0);
 }
 
-template <typename T, int N, int kTeam>
+template <typename T, int N, int kTeam, bool kCaps>
 __global__ void __launch_bounds__(kBlock) max_kernel(Args<T> a) {
   __shared__ float shared[kWarps];
   constexpr int kTeams = kBlock / kTeam;
   for (int64_t r = int64_t{blockIdx.x} * kTeams + threadIdx.x / kTeam; r < a.rows;
        r += int64_t{gridDim.x} * kTeams) {
     float largest = -INFINITY;
-    each_valid<T, N, kTeam>(a.logits + r * a.cols, a.valid,
-                            [&](float value, int) { largest = fmaxf(largest, value); });
+    each_valid<T, N, kTeam, kCaps>(a, a.logits + r * a.cols,
+                                   [&](float value, int) { largest = fmaxf(largest, value); });
     largest = team_max<kTeam>(largest, shared);
     if (threadIdx.x % kTeam == 0) a.row_max[r] = largest;
   }
@@ -61,7 +73,7 @@ __global__ void __launch_bounds__(kBlock) max_kernel(Args<T> a) {
 
 // A sum per place in a pack: additions that do not wait for each other, of at most a hundred
 // numbers each in a vocabulary of 200,000, so that f32 is enough.
-template <typename T, int N, int kTeam>
+template <typename T, int N, int kTeam, bool kCaps>
 __global__ void __launch_bounds__(kBlock) sum_kernel(Args<T> a) {
   __shared__ float shared[kWarps];
   constexpr int kTeams = kBlock / kTeam;
@@ -70,15 +82,15 @@ __global__ void __launch_bounds__(kBlock) sum_kernel(Args<T> a) {
     const T* const row = a.logits + r * a.cols;
     const float row_max = a.row_max[r];
     float sums[N] = {}, sum[1] = {};
-    each_valid<T, N, kTeam>(row, a.valid,
-                            [&](float value, int k) { sums[k] += exp_of(value - row_max); });
+    each_valid<T, N, kTeam, kCaps>(a, row,
+                                   [&](float value, int k) { sums[k] += exp_of(value - row_max); });
     for (int k = 0; k < N; ++k) sum[0] += sums[k];
     team_sum<kTeam>(sum, shared);
     if (threadIdx.x % kTeam == 0) {
       a.sum_exp[r] = sum[0];
       const int64_t target = a.targets[r] - a.first;
       const bool here = a.targets[r] >= 0 && target >= 0 && target < a.valid;
-      a.target_logit[r] = here ? to_float(row[target]) : 0.0f;
+      a.target_logit[r] = here ? counted<kCaps>(a, to_float(row[target])) : 0.0f;
     }
   }
 }
@@ -102,26 +114,33 @@ __global__ void __launch_bounds__(kBlock)
 // The gradient in place, by a team. `target` may be any number where the row has none here. What
 // few packs meet, the target and the end of what is valid, is not asked of every element: there it
 // would be most of the work.
-template <typename T, int N, int kTeam>
+template <typename T, int N, int kTeam, bool kCaps>
 __device__ inline void write_gradient(const Args<T>& a, T* row, int64_t valid, int64_t target,
                                       float row_max, float sum_exp) {
   const float factor = a.scale / sum_exp;
-  const auto probability = [&](T logit) { return exp_of(to_float(logit) - row_max) * factor; };
+  // Of the cross-entropy by what a logit counts as, and from there by the logit.
+  const auto gradient = [&](float logit, float less) {
+    const float value = counted<kCaps>(a, logit);
+    const float of_value = exp_of(value - row_max) * factor - less;
+    return kCaps ? of_value * slope_of<kCaps>(a, value) : of_value;
+  };
   const auto rank = static_cast<int64_t>(threadIdx.x) % kTeam;
   // Nobody else writes to the pack that this thread is to read.
   const bool has_target = target >= 0 && target < valid && target / N % kTeam == rank;
-  const float at_target = has_target ? probability(row[target]) - a.scale : 0.0f;
+  const float at_target = has_target ? gradient(to_float(row[target]), a.scale) : 0.0f;
   int64_t i = rank * N;
   MTL_UNROLL(2)
   for (; i + N <= valid; i += kTeam * N) {
     Floats<N> values = load<N>(row + i);
-    for (int k = 0; k < N; ++k) values.at[k] = exp_of(values.at[k] - row_max) * factor;
+    for (int k = 0; k < N; ++k) values.at[k] = gradient(values.at[k], 0);
     store(row + i, values);
   }
   // What is 0 whatever the logits are is not read.
   for (; i < a.cols; i += kTeam * N) {
     Floats<N> values;
-    for (int k = 0; k < N; ++k) values.at[k] = i + k < valid ? probability(row[i + k]) : 0.0f;
+    for (int k = 0; k < N; ++k) {
+      values.at[k] = i + k < valid ? gradient(to_float(row[i + k]), 0) : 0.0f;
+    }
     store(row + i, values);
   }
   if (has_target) row[target] = from_float<T>(at_target);
@@ -130,7 +149,7 @@ __device__ inline void write_gradient(const Args<T>& a, T* row, int64_t valid, i
 // A thread's sum of exp(logit - its largest so far), brought up to a larger one by a factor (M.
 // Milakov and N. Gimelshein, arXiv 1805.02867). What is -inf or a NaN gets where it gets with the
 // largest known beforehand, since that begins at a finite number.
-template <typename T, int N, int kTeam, bool kGradient>
+template <typename T, int N, int kTeam, bool kCaps, bool kGradient>
 __global__ void __launch_bounds__(kThreadsOf<kTeam>) losses_kernel(Args<T> a, float* losses) {
   constexpr int kThreads = kThreadsOf<kTeam>, kTeams = kThreads / kTeam;
   __shared__ float shared[kThreads / static_cast<int>(kWarp)];
@@ -145,9 +164,14 @@ __global__ void __launch_bounds__(kThreadsOf<kTeam>) losses_kernel(Args<T> a, fl
     const int64_t target = id - a.first;
     float target_logit = 0;  // before it becomes its gradient
     if (rank == 0 && id >= 0 && target >= 0 && target < a.valid) {
-      target_logit = to_float(row[target]);
+      target_logit = counted<kCaps>(a, to_float(row[target]));
     }
     float largest = -FLT_MAX, sums[N] = {};
+    const auto pack_at = [&](int64_t at) {
+      Floats<N> values = load<N>(row + at);
+      for (int k = 0; k < N; ++k) values.at[k] = counted<kCaps>(a, values.at[k]);
+      return values;
+    };
     const auto take = [&](const Floats<N>(&packs)[kPacks]) {
       float here = largest;
       for (int p = 0; p < kPacks; ++p) {
@@ -167,19 +191,19 @@ __global__ void __launch_bounds__(kThreadsOf<kTeam>) losses_kernel(Args<T> a, fl
     int64_t i = rank * N;
     for (; i + (kPacks - 1) * kStride < packed; i += kPacks * kStride) {
       Floats<N> packs[kPacks];
-      for (int p = 0; p < kPacks; ++p) packs[p] = load<N>(row + i + p * kStride);
+      for (int p = 0; p < kPacks; ++p) packs[p] = pack_at(i + p * kStride);
       take(packs);
     }
     if (i < packed) {
       Floats<N> packs[kPacks];
       for (int p = 0; p < kPacks; ++p) {
         for (int k = 0; k < N; ++k) packs[p].at[k] = -INFINITY;
-        if (i + p * kStride < packed) packs[p] = load<N>(row + i + p * kStride);
+        if (i + p * kStride < packed) packs[p] = pack_at(i + p * kStride);
       }
       take(packs);
     }
     if (packed + rank < a.valid) {
-      const float value = to_float(row[packed + rank]);
+      const float value = counted<kCaps>(a, to_float(row[packed + rank]));
       const float here = fmaxf(largest, value);
       const float factor = exp_of(largest - here);
       for (int k = 0; k < N; ++k) sums[k] *= factor;
@@ -200,23 +224,23 @@ __global__ void __launch_bounds__(kThreadsOf<kTeam>) losses_kernel(Args<T> a, fl
     if constexpr (kGradient) {
       // All of the team have read the row before one writes: a block has met in its sum.
       if constexpr (kTeam == static_cast<int>(kWarp)) __syncwarp();
-      write_gradient<T, N, kTeam>(a, row, id < 0 ? 0 : a.valid, target, row_max, sum[0]);
+      write_gradient<T, N, kTeam, kCaps>(a, row, id < 0 ? 0 : a.valid, target, row_max, sum[0]);
     }
   }
 }
 
-template <typename T, int N, int kTeam>
+template <typename T, int N, int kTeam, bool kCaps>
 __global__ void __launch_bounds__(kBlock) backward_kernel(Args<T> a) {
   constexpr int kTeams = kBlock / kTeam;
   for (int64_t r = int64_t{blockIdx.x} * kTeams + threadIdx.x / kTeam; r < a.rows;
        r += int64_t{gridDim.x} * kTeams) {
     const int32_t id = a.targets[r];
-    write_gradient<T, N, kTeam>(a, a.logits + r * a.cols, id < 0 ? 0 : a.valid, id - a.first,
-                                a.row_max[r], a.sum_exp[r]);
+    write_gradient<T, N, kTeam, kCaps>(a, a.logits + r * a.cols, id < 0 ? 0 : a.valid, id - a.first,
+                                       a.row_max[r], a.sum_exp[r]);
   }
 }
 
-// body(Args<T>, Constant<N>, Constant<kTeam>)
+// body(Args<T>, Constant<N>, Constant<kTeam>, whether logits are capped)
 template <int kLongTeam = kBlock, int kLongestTeam = kLongTeam, typename Body>
 void with_rows(const CrossEntropy& args, float scale, Body body) {
   with_type(args.logits.dtype, [&](auto type) {
@@ -230,14 +254,23 @@ void with_rows(const CrossEntropy& args, float scale, Body body) {
                        args.row_max.as<float>(),
                        args.sum_exp.as<float>(),
                        args.target_logit.as<float>(),
-                       scale};
+                       scale,
+                       args.cap,
+                       args.cap > 0 ? 1 / args.cap : 0};
+    const auto with_caps = [&](auto pack, auto team) {
+      if (args.cap > 0) {
+        body(a, pack, team, std::true_type{});
+      } else {
+        body(a, pack, team, std::false_type{});
+      }
+    };
     with_pack<kPackOf<T>>(aligned({a.logits}) && a.cols % kPackOf<T> == 0, [&](auto pack) {
       if (a.cols <= kShort) {
-        body(a, pack, Constant<static_cast<int>(kWarp)>{});
+        with_caps(pack, Constant<static_cast<int>(kWarp)>{});
       } else if (kLongTeam == kLongestTeam || a.cols * int64_t{sizeof(T)} <= kLongest) {
-        body(a, pack, Constant<kLongTeam>{});
+        with_caps(pack, Constant<kLongTeam>{});
       } else {
-        body(a, pack, Constant<kLongestTeam>{});
+        with_caps(pack, Constant<kLongestTeam>{});
       }
     });
   });
@@ -246,34 +279,38 @@ void with_rows(const CrossEntropy& args, float scale, Body body) {
 // The same sums with the gradient as without.
 template <bool kGradient>
 void start_losses(Queue& queue, const CrossEntropy& args, float scale) {
-  with_rows<kWide, kWidest>(args, scale, [&]<typename T>(const Args<T>& a, auto pack, auto team) {
-    constexpr int N = decltype(pack)::value, kTeam = decltype(team)::value;
-    constexpr int kThreads = kThreadsOf<kTeam>;
-    dim3 grid = blocks_for(queue, a.rows, kThreads / kTeam);
-    if (kTeam >= kWide) {
-      const int64_t at_once = int64_t{queue.multiprocessors()} * (kWidest / kTeam);
-      grid.x = static_cast<unsigned>(std::min(a.rows, at_once));
-    }
-    launch(losses_kernel<T, N, kTeam, kGradient>, grid, dim3(kThreads), 0, queue.stream(), a,
-           args.loss.as<float>());
-  });
+  with_rows<kWide, kWidest>(
+      args, scale, [&]<typename T>(const Args<T>& a, auto pack, auto team, auto caps) {
+        constexpr int N = decltype(pack)::value, kTeam = decltype(team)::value;
+        constexpr bool kCaps = decltype(caps)::value;
+        constexpr int kThreads = kThreadsOf<kTeam>;
+        dim3 grid = blocks_for(queue, a.rows, kThreads / kTeam);
+        if (kTeam >= kWide) {
+          const int64_t at_once = int64_t{queue.multiprocessors()} * (kWidest / kTeam);
+          grid.x = static_cast<unsigned>(std::min(a.rows, at_once));
+        }
+        launch(losses_kernel<T, N, kTeam, kCaps, kGradient>, grid, dim3(kThreads), 0,
+               queue.stream(), a, args.loss.as<float>());
+      });
 }
 
 }  // namespace
 
 void cross_entropy_max(Queue& queue, const CrossEntropy& args) {
-  with_rows(args, 0, [&]<typename T>(const Args<T>& a, auto pack, auto team) {
+  with_rows(args, 0, [&]<typename T>(const Args<T>& a, auto pack, auto team, auto caps) {
     constexpr int N = decltype(pack)::value, kTeam = decltype(team)::value;
-    launch(max_kernel<T, N, kTeam>, blocks_for(queue, a.rows, kBlock / kTeam), dim3(kBlock), 0,
-           queue.stream(), a);
+    constexpr bool kCaps = decltype(caps)::value;
+    launch(max_kernel<T, N, kTeam, kCaps>, blocks_for(queue, a.rows, kBlock / kTeam), dim3(kBlock),
+           0, queue.stream(), a);
   });
 }
 
 void cross_entropy_sum(Queue& queue, const CrossEntropy& args) {
-  with_rows(args, 0, [&]<typename T>(const Args<T>& a, auto pack, auto team) {
+  with_rows(args, 0, [&]<typename T>(const Args<T>& a, auto pack, auto team, auto caps) {
     constexpr int N = decltype(pack)::value, kTeam = decltype(team)::value;
-    launch(sum_kernel<T, N, kTeam>, blocks_for(queue, a.rows, kBlock / kTeam), dim3(kBlock), 0,
-           queue.stream(), a);
+    constexpr bool kCaps = decltype(caps)::value;
+    launch(sum_kernel<T, N, kTeam, kCaps>, blocks_for(queue, a.rows, kBlock / kTeam), dim3(kBlock),
+           0, queue.stream(), a);
   });
 }
 
@@ -294,10 +331,11 @@ void cross_entropy_both(Queue& queue, const CrossEntropy& args, float scale) {
 }
 
 void cross_entropy_backward(Queue& queue, const CrossEntropy& args, float scale) {
-  with_rows(args, scale, [&]<typename T>(const Args<T>& a, auto pack, auto team) {
+  with_rows(args, scale, [&]<typename T>(const Args<T>& a, auto pack, auto team, auto caps) {
     constexpr int N = decltype(pack)::value, kTeam = decltype(team)::value;
-    launch(backward_kernel<T, N, kTeam>, blocks_for(queue, a.rows, kBlock / kTeam), dim3(kBlock), 0,
-           queue.stream(), a);
+    constexpr bool kCaps = decltype(caps)::value;
+    launch(backward_kernel<T, N, kTeam, kCaps>, blocks_for(queue, a.rows, kBlock / kTeam),
+           dim3(kBlock), 0, queue.stream(), a);
   });
 }
 

@@ -88,6 +88,22 @@ TEST_CASE("attention: a sliding window") {
   check(with_window(shape(1, 130, 2, 1, 40), 33), DType::bf16, kCudaMisaligned);
 }
 
+TEST_CASE("attention: scores that are capped") {
+  // Caps that bend nearly all scores, some, and hardly any. The bounds are for scores of some
+  // units.
+  for (const DType dtype : kTypes) {
+    for (const float cap : {0.3f, 2.0f, 50.0f}) {
+      CAPTURE(cap);
+      AttentionShape s = with_cap(shape(2, 70, 4, 2, 40), cap);
+      if (cap < 10) s.scale = 1;
+      check(s, dtype);
+    }
+    check(with_cap(with_window(shape(1, 150, 2, 1, 64, 0.1f), 40), 1), dtype);
+    check_with_documents(with_cap(shape(1, 130, 2, 1, 128), 0.5f), 40, dtype);
+  }
+  check(with_cap(shape(1, 66, 2, 1, 64), 1), DType::bf16, kCudaMisaligned);
+}
+
 TEST_CASE("attention: what a document gives does not depend on what lies before it") {
   // As far as blocks go together the bits are the same: a document at the start of a block of 64.
   constexpr int64_t kFirst = 128, kSeq = 250, kDim = 32, kIn = 4 * kDim, kWide = 2 * kDim;

@@ -82,7 +82,7 @@ inline Reference reference(const AttentionShape& s, const std::vector<double>& q
   r.out.assign(u(s.batch * s.seq * width), 0);
   r.lse.assign(u(s.batch * s.heads * s.seq), 0);
   r.dqkv.assign(qkv.size(), 0);
-  const double scale = static_cast<double>(s.scale);
+  const double scale = static_cast<double>(s.scale), cap = static_cast<double>(s.cap);
   for (int64_t b = 0; b < s.batch; ++b) {
     for (int64_t h = 0; h < s.heads; ++h) {
       const int64_t kv = h / (s.heads / s.kv_heads);
@@ -91,7 +91,7 @@ inline Reference reference(const AttentionShape& s, const std::vector<double>& q
       const int64_t q_at = h * D, k_at = (s.heads + kv) * D, v_at = (s.heads + s.kv_heads + kv) * D;
       for (int64_t t = 0; t < s.seq; ++t) {
         const int64_t row = (b * s.seq + t) * stride;
-        std::vector<double> p(u(t + 1)), mask(u(t + 1), 1);
+        std::vector<double> p(u(t + 1)), mask(u(t + 1), 1), capped(u(t + 1));
         double top = -1e300, sum = 0;
         int64_t first = s.first_key ? s.first_key.as<const int32_t>()[b * s.seq + t] : 0;
         if (s.window > 0) first = std::max(first, t - s.window + 1);
@@ -101,7 +101,10 @@ inline Reference reference(const AttentionShape& s, const std::vector<double>& q
           for (int64_t d = 0; d < D; ++d) {
             x += qkv[u(row + q_at + d)] * qkv[u((b * s.seq + j) * stride + k_at + d)];
           }
-          p[u(j)] = x * scale + slope * static_cast<double>(j - t);
+          x *= scale;
+          if (s.cap > 0) x = cap * std::tanh(x / cap);
+          p[u(j)] = x + slope * static_cast<double>(j - t);
+          capped[u(j)] = x;
           top = std::max(top, p[u(j)]);
         }
         for (double& x : p) sum += x = std::exp(x - top);
@@ -133,7 +136,8 @@ inline Reference reference(const AttentionShape& s, const std::vector<double>& q
         }
         for (int64_t j = 0; j <= t; ++j) {
           const int64_t key = (b * s.seq + j) * stride;
-          const double ds = p[u(j)] * (dp[u(j)] - delta) * scale;
+          double ds = p[u(j)] * (dp[u(j)] - delta) * scale;
+          if (s.cap > 0) ds *= 1 - std::pow(capped[u(j)] / cap, 2);
           for (int64_t d = 0; d < D; ++d) {
             r.dqkv[u(row + q_at + d)] += ds * qkv[u(key + k_at + d)];
             r.dqkv[u(key + k_at + d)] += ds * qkv[u(row + q_at + d)];
@@ -349,6 +353,11 @@ inline void check_with_documents(const AttentionShape& s, unsigned mean, DType d
 }
 inline void check_with_documents(const AttentionShape& s, unsigned mean, DType dtype) {
   check_with_documents(s, mean, dtype, engines_for(s, dtype));
+}
+
+inline AttentionShape with_cap(AttentionShape s, float cap) {
+  s.cap = cap;
+  return s;
 }
 
 inline AttentionShape with_window(AttentionShape s, int64_t window) {

@@ -136,6 +136,37 @@ TEST_CASE("cross-entropy against the reference, with padding and ignored targets
   });
 }
 
+TEST_CASE("logits that are capped count as what the cap leaves of them") {
+  for_each_device([](Device& device) {
+    std::mt19937 random(8);
+    for (const Problem& problem : kProblems) {
+      for (const DType type : kComputeTypes) {
+        for (const double cap : {0.5, 8.0, 100.0}) {
+          INFO(problem.rows << " x " << problem.columns << " valid " << problem.valid << " type "
+                            << safetensors_name(type) << " cap " << cap);
+          Shard shard(type, problem.rows, problem.columns);
+          fill_problem(shard, problem, random);
+          std::vector<double> logits = shard.logits.values();
+          for (double& x : logits) x = cap * std::tanh(x / cap);
+          std::vector<double> gradient = reference_gradient(logits, shard.targets, problem, 1);
+          for (size_t i = 0; i < gradient.size(); ++i) {
+            gradient[i] *= 1 - (logits[i] / cap) * (logits[i] / cap);
+          }
+          CrossEntropy args = shard.args(0, problem.valid);
+          args.cap = static_cast<float>(cap);
+          device.cross_entropy_losses(args);
+          check_close(shard.loss, reference_losses(logits, shard.targets, problem), 3e-5, "loss");
+          device.fill(shard.loss.view, 77);
+          device.cross_entropy_both(args, 1);
+          check_close(shard.loss, reference_losses(logits, shard.targets, problem), 3e-5, "loss");
+          // The tanh of a capped logit of 100 is good to 2e-7 of it.
+          check_close(shard.logits, gradient, 3e-5, "gradient");
+        }
+      }
+    }
+  });
+}
+
 TEST_CASE("the losses at once are those of one step after the other") {
   const auto check = [](Device& device, Shard& shard, const Problem& problem) {
     const CrossEntropy args = shard.args(0, problem.valid);

@@ -55,6 +55,8 @@ TEST_CASE("attention: tensor cores at the edges of their tiles") {
     check_kernels(shape(1, 49, 2, 2, 136), dtype);
     check_kernels(with_alibi(shape(1, 81, 2, 1, 192)), dtype);
     check_kernels(with_window(shape(1, 150, 2, 1, 256), 37), dtype);
+    check_kernels(with_cap(shape(1, 65, 2, 1, 64, 0.1f), 0.5f), dtype);
+    check_kernels(with_cap(shape(1, 97, 2, 1, 256), 2), dtype);
   }
   check_kernels(shape(2, 95, 2, 1, 64), DType::bf16);
   check_kernels(shape(1, 193, 1, 1, 96), DType::f16);

@@ -171,6 +171,13 @@ TEST_CASE("gradients of the whole model agree with finite differences") {
     spec.model.attention_scale = 0.7;
     check_gradients(spec);
   }
+  SUBCASE("scores and logits that are capped") {
+    TrainSpec spec = tiny_llama();
+    spec.model.attention_scale = 1;
+    spec.model.attention_cap = 1;
+    spec.model.logit_cap = 3;
+    check_gradients(spec);
+  }
   SUBCASE("norms behind blocks, and one of all heads") {
     TrainSpec spec = tiny_llama();
     spec.model.norm.place = "output";

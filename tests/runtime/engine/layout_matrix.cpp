@@ -64,6 +64,8 @@ TrainSpec spec_of(Model model) {
     spec.model.position.window_base = 100;
     spec.model.position.skip = {.every = 4, .layers = {1, 2}};
     spec.model.attention_scale = 0.5;
+    spec.model.attention_cap = 1;
+    spec.model.logit_cap = 3;
   }
   spec.train.seed = 11;
   spec.lr.max = 1e-3;

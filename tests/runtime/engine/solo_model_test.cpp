@@ -58,6 +58,8 @@ ModelShape layered_shape() {
   shape.full_layers = {1};
   shape.window_rope_base = 100;
   shape.attention_scale = 0.4;
+  shape.attention_cap = 2;
+  shape.logit_cap = 3;
   return shape;
 }
 

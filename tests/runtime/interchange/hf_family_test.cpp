@@ -356,6 +356,7 @@ TEST_CASE("windows and rotations by layer are those of a few families") {
           s.bias = s.qkv_bias = true;
         }) == "SmolLM3ForCausalLM");
   CHECK(family([](ModelShape& s) { s.attention_scale = 0.5; }) == "model.attention_scale");
+  CHECK(family([](ModelShape& s) { s.logit_cap = 15; }) == "model.logit_cap");
   CHECK(family([&](ModelShape& s) {
           window(s);
           s.window_rope_base = 100;
@@ -425,8 +426,16 @@ TEST_CASE("of a model that is almost Gemma 3 what keeps it from being one is nam
           s.window_rope_base = 0;
           s.full_layers.clear();
         }) == "Gemma3ForCausalLM");
-  CHECK(family([](ModelShape& s) { s.qk_norm = false; }) == "model.qk_norm");
-  CHECK(family([](ModelShape& s) { s.qk_norm_whole = true; }) == "model.qk_norm");
+  CHECK(family([](ModelShape& s) { s.qk_norm_whole = true; }) == "model.qk_norm_whole");
+  CHECK(family([](ModelShape& s) { s.attention_cap = 50; }) == "model.attention_cap");
+  CHECK(family([](ModelShape& s) { s.logit_cap = 30; }) == "model.logit_cap");
+  CHECK(family([](ModelShape& s) { s.qk_norm = false; }) == "model.position.window_base");
+  CHECK(family([](ModelShape& s) {
+          s.qk_norm = false;
+          s.window_rope_base = 0;
+          s.attention_cap = 50;
+          s.logit_cap = 30;
+        }) == "Gemma2ForCausalLM");
   CHECK(family([](ModelShape& s) { s.norm_place = NormPlace::output; }) == "model.norm.place");
   CHECK(family([](ModelShape& s) { s.unrotated_layers = {0}; }) == "model.position.skip");
   CHECK(family([](ModelShape& s) { s.embedding_scale = 1; }) == "model.embedding_scale");

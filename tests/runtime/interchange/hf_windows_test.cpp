@@ -102,6 +102,29 @@ TEST_CASE("families that transformers gives one window take no other in some lay
             .problems == refused);
 }
 
+TEST_CASE("Gemma 2 caps scores and logits, unless it says that it does not") {
+  Read gemma = read("gemma2", {});
+  CHECK(gemma.problems == "");
+  CHECK(gemma.shape.full_layers == Layers{1});
+  CHECK(gemma.shape.attention_cap == 2);
+  CHECK(gemma.shape.logit_cap == 3);
+  CHECK_FALSE(gemma.shape.qk_norm);
+  check_returns(gemma.shape);
+  const nlohmann::json silent = {{"attn_logit_softcapping", nullptr},
+                                 {"final_logit_softcapping", nullptr},
+                                 {"layer_types", nullptr},
+                                 {"num_hidden_layers", 5}};
+  gemma = read("gemma2", silent);
+  CHECK(gemma.shape.attention_cap == 50);
+  CHECK(gemma.shape.logit_cap == 30);
+  CHECK(gemma.shape.full_layers == Layers{1, 3});
+  gemma = read("gemma2", {{"attn_logit_softcapping", "null"}, {"final_logit_softcapping", "null"}});
+  CHECK(gemma.shape.attention_cap == 0);
+  CHECK(gemma.shape.logit_cap == 0);
+  check_returns(gemma.shape);
+  CHECK(read("gemma2", {{"attn_logit_softcapping", 0.0}}).problems != "");
+}
+
 TEST_CASE("Gemma 3's windows rotate on their own") {
   Read gemma = read("gemma3", {});
   CHECK(gemma.problems == "");
@@ -147,7 +170,7 @@ TEST_CASE("Gemma 3's windows rotate on their own") {
       read("gemma3", {{"sliding_window", "null"}}).problems.starts_with("c: 'sliding_window' is"));
   for (const char* cap : {"attn_logit_softcapping", "final_logit_softcapping"}) {
     CHECK(read("gemma3", {{cap, 30.0}}).problems ==
-          std::string("c: '") + cap + "' is given, and nothing is capped here\n");
+          std::string("c: '") + cap + "' is given, which Gemma 2 has\n");
   }
   CHECK(read("gemma3", {{"use_bidirectional_attention", true}}).problems != "");
   CHECK(read("gemma3", {{"hidden_activation", "gelu"}}).problems != "");

@@ -77,6 +77,8 @@ void check_equal(const ModelShape& a, const ModelShape& b) {
   CHECK(a.unrotated_layers == b.unrotated_layers);
   CHECK(a.full_layers == b.full_layers);
   CHECK(a.attention_scale == b.attention_scale);
+  CHECK(a.attention_cap == b.attention_cap);
+  CHECK(a.logit_cap == b.logit_cap);
   CHECK(a.rope_scaling.short_factor == b.rope_scaling.short_factor);
   CHECK(a.rope_scaling.long_factor == b.rope_scaling.long_factor);
   CHECK(a.norm_place == b.norm_place);
@@ -341,6 +343,8 @@ TEST_CASE("a model's shape comes back from a checkpoint") {
   other.sliding_window = 7;
   other.full_layers = {1};
   other.attention_scale = 0.1;
+  other.attention_cap = 50;
+  other.logit_cap = 30;
   other.window_rope_base = 100;
   other.unrotated_layers = {0, 2};
   other.bias = other.qkv_bias = false;

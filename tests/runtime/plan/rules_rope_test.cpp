@@ -136,7 +136,7 @@ TEST_CASE("rules of rotary positions") {
   });
 }
 
-TEST_CASE("rules of layers that are chosen") {
+TEST_CASE("rules of layers that are chosen, and of caps") {
   check_cases({
       {"a layer that there is not",
        [](TrainSpec& s) {
@@ -156,6 +156,14 @@ TEST_CASE("rules of layers that are chosen") {
        1, "model.layer_choice", "model.full_attention.every",
        "model.full_attention leaves no layer with the window of model.sliding_window",
        "choose fewer layers, or set model.sliding_window=0"},
+      {"capped scores beside ALiBi",
+       [](TrainSpec& s) {
+         s.model.position.type = "alibi";
+         s.model.attention_cap = 50;
+       },
+       1, "model.attention_cap", "model.attention_cap",
+       "model.attention_cap would cap scores without what ALiBi adds to them",
+       "set model.attention_cap=0, or another model.position.type"},
       {"no layer that rotates",
        [](TrainSpec& s) {
          s.model.layers = 4;

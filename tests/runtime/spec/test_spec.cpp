@@ -130,6 +130,8 @@ TEST_CASE("every key can be set to what it is not") {
            "model.sliding_window=40",
            "model.full_attention={every: 3, layers: [0, 7]}",
            "model.attention_scale=0.0625",
+           "model.attention_cap=20",
+           "model.logit_cap=15",
            "model.position.window_base=100",
            "model.position.skip={every: 4, layers: [1]}",
            "model.moe={experts: 4, ffn: 64, every: 2, dense_layers: [4, 6], topk: 3, scale: 2.5, "
@@ -249,6 +251,8 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.full_attention.every == 3);
   CHECK(s.model.full_attention.layers == std::vector<int64_t>{0, 7});
   CHECK(s.model.attention_scale == 0.0625);
+  CHECK(s.model.attention_cap == 20);
+  CHECK(s.model.logit_cap == 15);
   CHECK(s.model.position.window_base == 100);
   CHECK(s.model.position.skip.every == 4);
   CHECK(s.model.position.skip.layers == std::vector<int64_t>{1});

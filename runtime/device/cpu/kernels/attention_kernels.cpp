@@ -65,9 +65,9 @@ void softmax_step(const float* __restrict s, float scale, const float* mask, flo
 }
 
 // Scores and dP -> P (after dropout) and dS as operands A, dS as operand B too (the same as A in
-// f32).
+// f32). `inner`: what makes the tanh of a cap of a score; 0 without one.
 template <typename P>
-void gradient_step(const float* __restrict s, const float* __restrict dp, float scale,
+void gradient_step(const float* __restrict s, const float* __restrict dp, float scale, float inner,
                    const float* mask, const float* __restrict lse2, const float* __restrict delta,
                    P* __restrict p_a, P* __restrict ds_a, P* __restrict ds_b) {
   for (int64_t r = 0; r < kB; r += 2) {
@@ -82,6 +82,12 @@ void gradient_step(const float* __restrict s, const float* __restrict dp, float 
         for (int64_t c = 0; c < kB; ++c) {
           ds[h][c] = p[h][c] * (dp[at + c] * mask[at + c] - delta[c]);
           p[h][c] *= mask[at + c];
+        }
+      }
+      if (inner > 0) {
+        for (int64_t c = 0; c < kB; ++c) {
+          const float t = s[at + c] * inner;
+          ds[h][c] *= t > -1.0f ? 1.0f - t * t : 0.0f;  // what is masked lies far below
         }
       }
       for (int64_t c = 0; c < kB; ++c) store(p_a + at + c, p[h][c]);
@@ -131,6 +137,7 @@ void forward_as(const AttentionTask& t) {
     const int64_t begin = first_block_seen(t, i);
     for (int64_t j = begin; j <= i; ++j) {
       gemm(w.k + j * kB * D, D, w.q, kB, w.s, kB, kB, kB, D, false);
+      if (t.cap > 0) cap_scores(t, w.s);
       if (t.slopes != nullptr) add_alibi(t.slopes[0], i, j, w.s);
       if (j == i) mask_diagonal(w.s);
       mask_unseen(t, i, j, w.s);
@@ -230,12 +237,13 @@ void backward_as(const AttentionTask& t) {
         if (begin > j) break;  // nor do later queries see a key of this block
         gemm(w.k + j * block, D, w.q_t + i * block, kB, w.s, kB, kB, kB, D, false);
         gemm(w.v + j * block, D, w.dout_t + i * block, kB, w.dp, kB, kB, kB, D, false);
+        if (t.cap > 0) cap_scores(t, w.s);
         if (t.slopes != nullptr) add_alibi(t.slopes[g], i, j, w.s);
         if (i == j) mask_diagonal(w.s);
         mask_unseen(t, i, j, w.s);
         if (w.mask != nullptr) dropout_block(t, first, i, j, w.mask);
-        gradient_step(w.s, w.dp, t.scale * kLog2e, w.mask, w.lse2 + i * kB, w.delta + i * kB, w.p,
-                      w.ds_a, w.ds_b);
+        gradient_step(w.s, w.dp, t.scale * kLog2e, t.cap > 0 ? t.scale / t.cap : 0, w.mask,
+                      w.lse2 + i * kB, w.delta + i * kB, w.p, w.ds_a, w.ds_b);
         const bool sum = g > 0 || i > j;
         gemm(w.p, kB, w.dout + i * block, D, w.dv + j * block, D, kB, D, kB, sum);
         gemm(w.ds_a, kB, w.q + i * block, D, w.dk + j * block, D, kB, D, kB, sum);

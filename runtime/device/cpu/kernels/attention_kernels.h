@@ -31,6 +31,7 @@ struct AttentionTask {
   // ALiBi: slopes of the query heads of this task, divided by `scale` (they are added to what
   // `scale` multiplies); null without.
   const float* slopes = nullptr;
+  float cap = 0;  // of scaled scores; 0 = none
   // What a query may not see at the other end: keys before first_key[query] (ascending, at most the
   // query; null: none) and before query - window + 1 (0: none).
   const int32_t* first_key = nullptr;

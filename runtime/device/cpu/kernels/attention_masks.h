@@ -5,6 +5,7 @@
 #include "runtime/device/cpu/kernels/attention_kernels.h"
 #include "runtime/device/cpu/kernels/attention_packing.h"
 #include "runtime/device/cpu/kernels/attention_philox.h"
+#include "runtime/device/cpu/kernels/matmul_math.h"
 
 namespace mtl {
 namespace {
@@ -55,6 +56,12 @@ inline void dropout_block(const AttentionTask& t, uint64_t first, int64_t i, int
   for (int64_t k = 0; k < kB && rows < kB; ++k) {
     for (int64_t r = rows; r < kB; ++r) mask[k * kB + r] = 0;
   }
+}
+
+// Scores of a block, which `scale` multiplies next, as the cap leaves them.
+inline void cap_scores(const AttentionTask& t, float* s) {
+  const float inner = t.scale / t.cap, outer = t.cap / t.scale;
+  for (int64_t e = 0; e < kB * kB; ++e) s[e] = outer * tanh_fast(s[e] * inner);
 }
 
 // ALiBi in block (i, j) of queries and keys: scores += slope * (key - query).

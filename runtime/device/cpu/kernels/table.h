@@ -131,6 +131,7 @@ struct CrossEntropyRows {
   const int32_t* targets;
   int64_t rows, stride, first, valid;
   float *row_max, *sum_exp, *target_logit;
+  float cap;  // 0: none
 };
 
 struct AdamWRange {
