@@ -127,8 +127,7 @@ void read_biases(ConfigReader& config, ModelShape& shape) {
   if (attention == mlp) return;
   config.refuse(
       "'attention_bias' and 'mlp_bias' differ, and here the linear layers all have a bias, or "
-      "none, "
-      "or Q, K and V alone",
+      "none, or Q, K and V alone",
       "this model cannot be run by mtl");
 }
 
@@ -251,8 +250,9 @@ void read_smollm3(ConfigReader& config, ModelShape& shape) {
 
 // What models of a type have that no setting here says, where they are close to ones that are here.
 std::optional<std::string> other_than_here(const std::string& type) {
-  if (type.starts_with("gemma3n"))
+  if (type.starts_with("gemma3n")) {
     return "vectors of a token for every layer, and layers that share keys";
+  }
   if (type == "olmo") return "layer norms without weights";
   if (type == "phi") return "attention and feed-forward block that share a norm";
   if (type == "phimoe") return "layer norms beside experts that are chosen by another rule";
@@ -379,13 +379,13 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
                              Diagnostics& diagnostics) {
   HfModel model;
   const auto refuse_family = [&](const std::string& what) {
-    diagnostics.add({.code = "import.family",
-                     .what = file + ": " + what,
-                     .help =
-                         "mtl reads exaone4, gemma, gemma2, gemma3, gemma3_text, glm, glm4, gpt2, "
-                         "gpt_neox, llama, "
-                         "mistral, mixtral, olmo2, olmo3, olmoe, phi3, qwen2, qwen3, qwen2_moe, "
-                         "qwen3_moe, dots1, smollm3, stablelm and starcoder2, for causal LM"});
+    diagnostics.add(
+        {.code = "import.family",
+         .what = file + ": " + what,
+         .help = "mtl reads exaone4, gemma, gemma2, gemma3, gemma3_text, glm, glm4, gpt2, "
+                 "gpt_neox, llama, mistral, mixtral, olmo2, olmo3, olmoe, phi3, qwen2, "
+                 "qwen3, qwen2_moe, qwen3_moe, dots1, smollm3, stablelm and starcoder2, for "
+                 "causal LM"});
   };
   if (!json.is_object()) {
     refuse_family("it is not a JSON object");
