@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <initializer_list>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
+
+#include "runtime/interchange/hf_config_reader.h"
 
 namespace mtl {
 
@@ -76,6 +79,7 @@ void MegatronArgs::refuse(const std::string& what) {
 ModelShape MegatronArgs::shape() {
   ModelShape shape;
   shape.layers = size("num_layers");
+  if (shape.layers > kMostLayers) refuse(fmt::format("more than {} layers", kMostLayers));
   shape.hidden = size("hidden_size");
   shape.heads = size("num_attention_heads");
   shape.kv_heads =
@@ -86,6 +90,9 @@ ModelShape MegatronArgs::shape() {
   read_feed_forward(shape);
   read_norm(shape);
   read_positions(shape);
+  read_windows(shape);
+  shape.attention_scale = number("softmax_scale", 0);
+  if (!(shape.attention_scale >= 0)) refuse("args.softmax_scale is not above 0");
   shape.tie_embeddings = !boolean("untie_embeddings_and_output_weights", false);
   shape.init_std = number("init_method_std", 0.02);
   for (const auto& [key, why] : std::initializer_list<std::pair<const char*, const char*>>{
@@ -96,9 +103,7 @@ ModelShape MegatronArgs::shape() {
            {"squared_relu", "the activation is GELU or SwiGLU here"},
            {"quick_geglu", "the activation is GELU or SwiGLU here"},
            {"multi_latent_attention", "attention is over plain keys and values here"},
-           {"softmax_scale", "scores are scaled by the width of a head"},
            {"attention_output_gate", "there is none here"},
-           {"window_size", "sliding windows are not imported from Megatron yet"},
            {"spec", "the layers have a specification of their own"}}) {
     require_off(key, why);
   }
@@ -135,11 +140,55 @@ void MegatronArgs::read_positions(ModelShape& shape) {
   if (position == "rope") {
     shape.position = PositionType::rope;
     read_rope(shape);
+    shape.unrotated_layers = chosen_layers("no_rope_freq", shape.layers, 1);
+    if (std::ssize(shape.unrotated_layers) == shape.layers) {
+      shape.unrotated_layers.clear();
+      shape.position = PositionType::none;
+    }
   } else if (position == "none") {
     shape.position = PositionType::none;
   } else if (position != "learned_absolute") {
     refuse("args.position_embedding_type is " + position);
   }
+}
+
+// Positions to the left, and none to the right of a query.
+void MegatronArgs::read_windows(ModelShape& shape) {
+  const Pickle::Value* const window = find("window_size");
+  if (window == nullptr) return;
+  const Pickle& pickle = file_.pickle();
+  const bool pair = window->items.size() == 2 &&
+                    pickle[window->items[0]].kind == Pickle::Kind::integer &&
+                    pickle[window->items[1]].kind == Pickle::Kind::integer;
+  constexpr int64_t kMost = 1 << 27;
+  const int64_t left = pair ? pickle[window->items[0]].integer : -1;
+  if (!pair || left < 0 || left >= kMost || pickle[window->items[1]].integer != 0) {
+    return refuse("args.window_size is no pair of the positions to the left and 0 to the right");
+  }
+  const std::vector<int64_t> full = chosen_layers("window_attn_skip_freq", shape.layers, 0);
+  if (std::ssize(full) == shape.layers) return;
+  shape.sliding_window = left + 1;
+  shape.full_layers = full;
+}
+
+std::vector<int64_t> MegatronArgs::chosen_layers(const char* key, int64_t layers, int64_t chosen) {
+  const Pickle::Value* const value = find(key);
+  if (value == nullptr || layers > kMostLayers) return {};
+  const Pickle& pickle = file_.pickle();
+  const bool number = value->kind == Pickle::Kind::integer && value->integer >= 1;
+  const bool list = value->kind == Pickle::Kind::list && std::ssize(value->items) == layers;
+  std::vector<int64_t> those;
+  for (int64_t layer = 0; layer < layers && (number || list); ++layer) {
+    if (number ? (layer + 1) % value->integer == 0
+               : pickle[value->items[static_cast<size_t>(layer)]].integer == chosen) {
+      those.push_back(layer);
+    }
+  }
+  if (!number && !list) {
+    refuse(fmt::format("args.{} is neither a number nor a list of {}, one for each layer", key,
+                       layers));
+  }
+  return those;
 }
 
 void MegatronArgs::read_rope(ModelShape& shape) {

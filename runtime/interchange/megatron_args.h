@@ -34,6 +34,9 @@ class MegatronArgs {
   void read_norm(ModelShape& shape);
   void read_positions(ModelShape& shape);
   void read_rope(ModelShape& shape);
+  void read_windows(ModelShape& shape);
+  // The last of every N layers, or those that a list has as `chosen`.
+  std::vector<int64_t> chosen_layers(const char* key, int64_t layers, int64_t chosen);
 
   const TorchFile& file_;
   Diagnostics& diagnostics_;

@@ -18,6 +18,14 @@ namespace {
                             .help = "choose other degrees: --tp 1 --pp 1 always divides"});
 }
 
+// 1 for the layers that `is` says, 0 for the others.
+template <class Is>
+std::vector<int> flags_of(const ModelShape& shape, Is is) {
+  std::vector<int> flags;
+  for (int64_t layer = 0; layer < shape.layers; ++layer) flags.push_back(is(layer) ? 1 : 0);
+  return flags;
+}
+
 // What Megatron calls its settings.
 nlohmann::ordered_json args_of(const ModelShape& shape, const ExportOptions& options,
                                int64_t padded_vocab) {
@@ -45,6 +53,15 @@ nlohmann::ordered_json args_of(const ModelShape& shape, const ExportOptions& opt
       {"untie_embeddings_and_output_weights", !shape.tie_embeddings},
       {"tensor_model_parallel_size", options.tp},
       {"pipeline_model_parallel_size", options.pp}};
+  if (shape.sliding_window > 0) args["window_size"] = {shape.sliding_window - 1, 0};
+  if (!shape.full_layers.empty()) {
+    args["window_attn_skip_freq"] =
+        flags_of(shape, [&](int64_t layer) { return shape.window_of(layer) > 0; });
+  }
+  if (!shape.unrotated_layers.empty()) {
+    args["no_rope_freq"] = flags_of(shape, [&](int64_t layer) { return !shape.rotates(layer); });
+  }
+  if (shape.attention_scale > 0) args["softmax_scale"] = shape.attention_scale;
   if (shape.position == PositionType::rope) {
     args["rotary_base"] = shape.rope_base;
     args["rotary_percent"] = shape.rope_fraction;

@@ -118,6 +118,12 @@ std::string megatron_obstacle(const ModelShape& shape, int64_t tp) {
     return "Megatron has neither GELU as a gate nor embeddings that are scaled (model.activation, "
            "model.embedding_scale)";
   }
+  if (shape.window_rope_base > 0) {
+    return "Megatron rotates all layers with one base (model.position.window_base)";
+  }
+  if (shape.attention_cap > 0 || shape.logit_cap > 0) {
+    return "Megatron caps neither scores nor logits (model.attention_cap, model.logit_cap)";
+  }
   const RopeScaling& scaling = shape.rope_scaling;
   if (scaling.type == RopeScalingType::yarn || scaling.type == RopeScalingType::longrope) {
     return fmt::format("rotary positions scaled as '{}' are not laid out for Megatron",

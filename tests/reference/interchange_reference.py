@@ -4,7 +4,8 @@
 Needs PyTorch, transformers (4.57 or later), safetensors and NumPy:
 
   python3 interchange_reference.py            writes interchange/ beside this file
-  python3 interchange_reference.py NAME...    these of its Hugging Face folders alone
+  python3 interchange_reference.py NAME...    these of its Hugging Face folders alone ("megatron":
+                                              the Megatron directories)
   python3 interchange_reference.py check DIR LOGITS.json
                                               loads a folder with transformers and compares its
                                               logits with those in LOGITS.json (of our exports)
@@ -356,6 +357,18 @@ def make_megatron():
              normalization="LayerNorm", norm_epsilon=1e-5, add_bias_linear=False,
              untie_embeddings_and_output_weights=True, add_qkv_bias=True, qk_layernorm=False),
         tp=2, pp=1, layers=2, nest=flat, release=False, dtype=torch.bfloat16)
+    source, config = whole("smollm3")
+    write_megatron(
+        "megatron-smollm3", list(llama_tensors(source, config)),
+        {"embedding.word_embeddings.weight": source["model.embed_tokens.weight"]},
+        ("output_layer.weight", source["model.embed_tokens.weight"]),
+        dict(num_layers=2, hidden_size=32, num_attention_heads=4, group_query_attention=True,
+             num_query_groups=2, kv_channels=8, ffn_hidden_size=48, max_position_embeddings=64,
+             vocab_size=VOCAB, position_embedding_type="rope", rotary_base=2000000,
+             rotary_percent=1.0, swiglu=True, normalization="RMSNorm", norm_epsilon=1e-5,
+             add_bias_linear=False, untie_embeddings_and_output_weights=False,
+             window_size=(3, 0), window_attn_skip_freq=2, no_rope_freq=[0, 1]),
+        tp=2, pp=2, layers=2, nest=flat, release=False, dtype=torch.float32)
     source, config = whole("gpt2")
     write_megatron(
         "megatron-gpt2", list(gpt2_tensors(source, config)),
@@ -386,5 +399,5 @@ if __name__ == "__main__":
     if len(sys.argv) > 1 and sys.argv[1] == "check":
         sys.exit(0 if check(sys.argv[2], sys.argv[3]) else 1)
     make_folders(sys.argv[1:])
-    if not sys.argv[1:]:
+    if sys.argv[1:] in ([], ["megatron"]):
         make_megatron()

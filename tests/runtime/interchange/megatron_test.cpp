@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 TEST_CASE("a Megatron directory is the model that it was cut from") {
   for (const auto& [name, original] :
        {std::pair("megatron-llama", "llama"), std::pair("megatron-gpt2", "gpt2"),
-        std::pair("megatron-stablelm", "stablelm")}) {
+        std::pair("megatron-stablelm", "stablelm"), std::pair("megatron-smollm3", "smollm3")}) {
     CAPTURE(name);
     const ForeignModel joined = open_foreign_model(reference_folder(name));
     const ForeignModel whole = open_foreign_model(reference_folder(original));
@@ -130,6 +130,27 @@ TEST_CASE("Megatron's split says how rotary positions are scaled, or is refused"
             },
             &text) == "export.split");
   CHECK(text.find("scaled as 'yarn'") != std::string::npos);
+}
+
+TEST_CASE("the split of a model whose layers differ says how") {
+  const Scratch scratch;
+  const auto args_of = [&](const char* folder) {
+    const auto imported = import_model(
+        {.source = reference_folder(folder), .out = scratch / folder, .tokenizer = {}});
+    const fs::path split = scratch / (std::string(folder) + "-split");
+    export_megatron_split({.checkpoint = imported.checkpoint, .out = split});
+    return nlohmann::json::parse(read_file(split / "model-split.json")).at("args");
+  };
+  const nlohmann::json smollm3 = args_of("smollm3");
+  CHECK(smollm3.at("window_size") == nlohmann::json({3, 0}));
+  CHECK(smollm3.at("window_attn_skip_freq") == nlohmann::json({1, 0}));
+  CHECK(smollm3.at("no_rope_freq") == nlohmann::json({0, 1}));
+  const nlohmann::json mistral = args_of("mistral");
+  CHECK(mistral.at("window_size") == nlohmann::json({3, 0}));
+  for (const char* other : {"window_attn_skip_freq", "no_rope_freq", "softmax_scale"}) {
+    CHECK_FALSE(mistral.contains(other));
+  }
+  CHECK_FALSE(args_of("llama").contains("window_size"));
 }
 
 TEST_CASE(
