@@ -300,7 +300,7 @@ void backward_as(Queue& queue, const AttentionWork& w, bool tiles) {
         constexpr int kDim = decltype(dim)::value;
         constexpr size_t kNeeded =
             std::max(KeyTiles<kDim, false>::kSharedBytes, QueryTiles<kDim, false>::kSharedBytes);
-        with_limits(w, [&](auto limited) {
+        with_tile_limits<kDim>(w, [&](auto limited) {
           constexpr bool kLimited = decltype(limited)::value;
           if (kNeeded <= kLeastShared || kNeeded <= most_shared_bytes()) {
             launch_tiles<T, kDim, false, kLimited>(queue, w);

@@ -109,7 +109,7 @@ void forward_as(Queue& queue, const AttentionWork& w, bool tiles) {
         using Tiles = ForwardTiles<decltype(dim)::value>;
         static_assert(Tiles::kSharedBytes <= kLeastShared);
         const BlockOrder order = order_of_queries(w, Tiles::kQueries);
-        with_limits(w, [&](auto limited) {
+        with_tile_limits<decltype(dim)::value>(w, [&](auto limited) {
           launch(attention_forward_tiles<T, decltype(dim)::value, decltype(limited)::value>,
                  grid_of(order), dim3(Tiles::kThreads), Tiles::kSharedBytes, queue.stream(), w,
                  order);

@@ -145,6 +145,15 @@ void with_limits(const AttentionWork& w, Body body) {
     body(std::false_type{});
   }
 }
+// Of heads beyond 128 there is the one kernel: they take the longest to compile.
+template <int kDim, typename Body>
+void with_tile_limits(const AttentionWork& w, Body body) {
+  if constexpr (kDim > 128) {
+    body(std::true_type{});
+  } else {
+    with_limits(w, body);
+  }
+}
 template <typename Body>
 void with_panel_dim(int head_dim, Body body) {
   if (head_dim <= 64) {
