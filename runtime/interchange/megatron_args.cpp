@@ -176,7 +176,10 @@ std::vector<int64_t> MegatronArgs::chosen_layers(const char* key, int64_t layers
   if (value == nullptr || layers > kMostLayers) return {};
   const Pickle& pickle = file_.pickle();
   const bool number = value->kind == Pickle::Kind::integer && value->integer >= 1;
-  const bool list = value->kind == Pickle::Kind::list && std::ssize(value->items) == layers;
+  const bool list = value->kind == Pickle::Kind::list && std::ssize(value->items) == layers &&
+                    std::all_of(value->items.begin(), value->items.end(), [&](Pickle::Id id) {
+                      return pickle[id].kind == Pickle::Kind::integer;
+                    });
   std::vector<int64_t> those;
   for (int64_t layer = 0; layer < layers && (number || list); ++layer) {
     if (number ? (layer + 1) % value->integer == 0
