@@ -131,7 +131,7 @@ void read_biases(ConfigReader& config, ModelShape& shape) {
       "this model cannot be run by mtl");
 }
 
-// What Gemma and Gemma 3 have in common.
+// What all Gemmas have in common.
 void read_gemma_blocks(ConfigReader& config, ModelShape& shape) {
   if (shape.head_dim == 0) shape.head_dim = 256;
   shape.tie_embeddings = config.boolean("tie_word_embeddings", true);

@@ -38,7 +38,7 @@ bool is_starcoder2(const ModelShape& shape) {
   return blocks && plain && !neox;
 }
 
-// Where a model with GELU as a gate is neither Gemma nor Gemma 3.
+// Where a model with GELU as a gate is no Gemma, of whatever number.
 void add_gemma_notes(const ModelShape& shape, const std::string& name,
                      std::vector<std::string>& notes) {
   const auto add = [&](bool obstacle, const std::string& setting, const std::string& has) {

@@ -122,12 +122,11 @@ bool is_head(const std::string& name) {
 // model that sees pictures is inside that one.
 std::vector<std::string> names_of(const std::string& wanted, bool with_pictures) {
   std::vector<std::string> names = {wanted};
+  if (with_pictures) names.push_back("language_model." + wanted);
+  if (is_head(wanted)) return names;
   const std::string behind_first = wanted.substr(wanted.find('.') + 1);
-  if (!is_head(wanted)) names.push_back(behind_first);
-  if (with_pictures) {
-    names.push_back("language_model." + wanted);
-    names.push_back("model.language_model." + behind_first);
-  }
+  names.push_back(behind_first);
+  if (with_pictures) names.push_back("model.language_model." + behind_first);
   return names;
 }
 

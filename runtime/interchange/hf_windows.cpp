@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/plan/layer_choice.h"
+
 namespace mtl {
 
 namespace {
@@ -33,11 +35,15 @@ const nlohmann::json* list_by_layer(ConfigReader& config, const char* key, int64
 // Of `layers`, those that `is` says.
 template <class Is>
 std::vector<int64_t> layers_that(int64_t layers, Is is) {
-  std::vector<int64_t> chosen;
+  std::vector<int64_t> those;
   for (int64_t layer = 0; layer < std::min(layers, kMostLayers); ++layer) {
-    if (is(layer)) chosen.push_back(layer);
+    if (is(layer)) those.push_back(layer);
   }
-  return chosen;
+  return those;
+}
+// The last of every `every` of them.
+std::vector<int64_t> last_of_every(int64_t every, int64_t layers) {
+  return chosen_layers({.every = every}, std::min(layers, kMostLayers));
 }
 
 }  // namespace
@@ -56,11 +62,13 @@ void read_hf_windows(ConfigReader& config, const HfWindows& defaults, ModelShape
     config.find(defaults.pattern);
     if (kinds == nullptr) every = config.size(defaults.pattern, every);
   }
-  const std::vector<int64_t> full = layers_that(shape.layers, [&](int64_t layer) {
-    if (kinds != nullptr) return (*kinds)[static_cast<size_t>(layer)] == kFull;
-    if (defaults.of_unrotated) return shape.rotates(layer);
-    return layer < below || (every > 0 && (layer + 1) % every == 0);
-  });
+  const bool by_pattern = kinds == nullptr && every > 0;
+  const std::vector<int64_t> full =
+      by_pattern ? last_of_every(every, shape.layers)
+                 : layers_that(shape.layers, [&](int64_t layer) {
+                     if (kinds != nullptr) return (*kinds)[static_cast<size_t>(layer)] == kFull;
+                     return defaults.of_unrotated ? shape.rotates(layer) : layer < below;
+                   });
   // Where the window is switched off, transformers gives no layer one, whatever its type.
   if (!on || window == 0 || std::ssize(full) == shape.layers) return;
   if (!full.empty() && !defaults.by_layer) {
@@ -85,10 +93,11 @@ void read_hf_unrotated(ConfigReader& config, int64_t every, ModelShape& shape) {
       list_by_layer(config, "no_rope_layers", shape.layers,
                     [](const auto& flag) { return flag == 0 || flag == 1; });
   const int64_t interval = config.size("no_rope_layer_interval", every);
-  shape.unrotated_layers = layers_that(shape.layers, [&](int64_t layer) {
-    if (rotates != nullptr) return (*rotates)[static_cast<size_t>(layer)] == 0;
-    return interval > 0 && (layer + 1) % interval == 0;
-  });
+  shape.unrotated_layers = rotates == nullptr
+                               ? last_of_every(interval, shape.layers)
+                               : layers_that(shape.layers, [&](int64_t layer) {
+                                   return (*rotates)[static_cast<size_t>(layer)] == 0;
+                                 });
   if (std::ssize(shape.unrotated_layers) < shape.layers) return;
   shape.unrotated_layers.clear();
   shape.position = PositionType::none;

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "runtime/interchange/hf_config_reader.h"
+#include "runtime/plan/layer_choice.h"
 
 namespace mtl {
 
@@ -140,7 +141,7 @@ void MegatronArgs::read_positions(ModelShape& shape) {
   if (position == "rope") {
     shape.position = PositionType::rope;
     read_rope(shape);
-    shape.unrotated_layers = chosen_layers("no_rope_freq", shape.layers, 1);
+    shape.unrotated_layers = layers_of("no_rope_freq", shape.layers, 1);
     if (std::ssize(shape.unrotated_layers) == shape.layers) {
       shape.unrotated_layers.clear();
       shape.position = PositionType::none;
@@ -165,33 +166,36 @@ void MegatronArgs::read_windows(ModelShape& shape) {
   if (!pair || left < 0 || left >= kMost || pickle[window->items[1]].integer != 0) {
     return refuse("args.window_size is no pair of the positions to the left and 0 to the right");
   }
-  const std::vector<int64_t> full = chosen_layers("window_attn_skip_freq", shape.layers, 0);
+  const std::vector<int64_t> full = layers_of("window_attn_skip_freq", shape.layers, 0);
   if (std::ssize(full) == shape.layers) return;
   shape.sliding_window = left + 1;
   shape.full_layers = full;
 }
 
-std::vector<int64_t> MegatronArgs::chosen_layers(const char* key, int64_t layers, int64_t chosen) {
+std::vector<int64_t> MegatronArgs::layers_of(const char* key, int64_t layers, int64_t chosen) {
   const Pickle::Value* const value = find(key);
   if (value == nullptr || layers > kMostLayers) return {};
+  LayerChoice choice;
+  if (value->kind == Pickle::Kind::integer && value->integer >= 1) {
+    choice.every = value->integer;
+    return chosen_layers(choice, layers);
+  }
   const Pickle& pickle = file_.pickle();
-  const bool number = value->kind == Pickle::Kind::integer && value->integer >= 1;
   const bool list = value->kind == Pickle::Kind::list && std::ssize(value->items) == layers &&
                     std::all_of(value->items.begin(), value->items.end(), [&](Pickle::Id id) {
                       return pickle[id].kind == Pickle::Kind::integer;
                     });
-  std::vector<int64_t> those;
-  for (int64_t layer = 0; layer < layers && (number || list); ++layer) {
-    if (number ? (layer + 1) % value->integer == 0
-               : pickle[value->items[static_cast<size_t>(layer)]].integer == chosen) {
-      those.push_back(layer);
-    }
-  }
-  if (!number && !list) {
+  if (!list) {
     refuse(fmt::format("args.{} is neither a number nor a list of {}, one for each layer", key,
                        layers));
+    return {};
   }
-  return those;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    if (pickle[value->items[static_cast<size_t>(layer)]].integer == chosen) {
+      choice.layers.push_back(layer);
+    }
+  }
+  return choice.layers;
 }
 
 void MegatronArgs::read_rope(ModelShape& shape) {

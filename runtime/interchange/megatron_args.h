@@ -36,7 +36,7 @@ class MegatronArgs {
   void read_rope(ModelShape& shape);
   void read_windows(ModelShape& shape);
   // The last of every N layers, or those that a list has as `chosen`.
-  std::vector<int64_t> chosen_layers(const char* key, int64_t layers, int64_t chosen);
+  std::vector<int64_t> layers_of(const char* key, int64_t layers, int64_t chosen);
 
   const TorchFile& file_;
   Diagnostics& diagnostics_;

@@ -110,11 +110,11 @@ inline constexpr int64_t kRoundedAside = int64_t{1} << 16;
 // step, f64; both [layers, experts].
 inline constexpr const char* kExpertBias = "expert_bias";
 inline constexpr const char* kExpertCounts = "expert_counts";
-// What a GPU's attention may use for its partial results in backward: memory of other phases.
 // Rotary frequencies, of all layers or of those that ModelShape::window_rope_base is not for, and
 // of those that it is for (engine/rope_table.h).
 inline constexpr const char* kRopeTable = "rope";
 inline constexpr const char* kWindowRopeTable = "rope.window";
+// What a GPU's attention may use for its partial results in backward: memory of other phases.
 inline constexpr const char* kAttentionRoom = "attn.room";
 // Where chunk `chunk` leaves its output for the next virtual stage.
 inline constexpr const char* kChunkOutput = "chunk.output";

@@ -6,6 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/plan/layer_choice.h"
+
 namespace mtl {
 
 namespace {
@@ -95,17 +97,6 @@ Family ModelShape::family() const {
 }
 
 namespace {
-
-std::vector<int64_t> chosen_layers(const LayerChoice& choice, int64_t layers) {
-  std::vector<int64_t> chosen;
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    if ((choice.every > 0 && (layer + 1) % choice.every == 0) ||
-        std::find(choice.layers.begin(), choice.layers.end(), layer) != choice.layers.end()) {
-      chosen.push_back(layer);
-    }
-  }
-  return chosen;
-}
 
 std::vector<int64_t> dense_layers(const TrainSpec::Model& model) {
   std::vector<int64_t> layers;

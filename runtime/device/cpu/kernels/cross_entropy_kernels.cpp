@@ -39,9 +39,9 @@ struct Logits {
 
 template <class T, bool kCaps>
 void max_of_rows(const CrossEntropyRows& args) {
+  const Logits<kCaps> logits(args);
   for (int64_t r = 0; r < args.rows; ++r) {
     const T* row = static_cast<const T*>(args.logits) + r * args.stride;
-    const Logits<kCaps> logits(args);
     F m[4] = {splat(-kInfinity), splat(-kInfinity), splat(-kInfinity), splat(-kInfinity)};
     each4(args.valid, [&](int64_t i, auto lanes, int k) MTL_LAMBDA {
       m[k] = max(logits.of(load(row + i, lanes, -kInfinity)), m[k]);
