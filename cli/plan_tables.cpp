@@ -138,23 +138,33 @@ std::string phase_table(const Plan& plan) {
 }
 
 std::string layer_table(const Plan& plan, int columns) {
-  constexpr size_t kNumbers = 2 + 14 + 2 + 14;
-  const size_t width = static_cast<size_t>(columns) - 2 - kStageWidth - 2 - kNumbers;
+  // Of ZB-H1 what backward leaves for the products that give gradients of weights.
+  const bool leaves = plan.largest().shape.weights_later;
+  const size_t numbers = 2 + 14 + 2 + 14 + (leaves ? 2 + 14 : 0);
+  const size_t width = static_cast<size_t>(columns) - 2 - kStageWidth - 2 - numbers;
   size_t used = std::string_view("layers").size();
   for (const StagePlan& stage : plan.stages) {
     used = std::max(used, chunks_text(stage.chunks, width).size());
   }
   const auto row = [&](const std::string& layers, const std::string& parameters,
-                       const std::string& kept) {
-    return fmt::format("{:<{}}  {:>14}  {:>14}", layers, used, parameters, kept);
+                       const std::string& kept, const std::string& later) {
+    std::string text = fmt::format("{:<{}}  {:>14}  {:>14}", layers, used, parameters, kept);
+    if (leaves) text += fmt::format("  {:>14}", later);
+    return text;
   };
   return stage_table(
       row(plan.stages.front().chunks.size() > 1 ? "layers by chunk" : "layers", "parameters",
-          "backward keeps"),
+          "backward keeps", "left for later"),
       plan.stages.size(), [&](size_t at) {
         const StagePlan& stage = plan.stages[at];
+        const MemoryPlan& memory = stage.memory;
+        const auto slots = [](int64_t count, int64_t bytes) {
+          return fmt::format("{} x {}", count, bytes_text(bytes));
+        };
+        const std::string later =
+            memory.later_slots > 0 ? slots(memory.later_slots, memory.later_bytes) : "";
         return row(chunks_text(stage.chunks, width), grouped(parameters_of_rank(stage)),
-                   fmt::format("{} x {}", stage.memory.slots, bytes_text(stage.memory.slot_bytes)));
+                   slots(memory.slots, memory.slot_bytes), later);
       });
 }
 

@@ -248,10 +248,11 @@ std::string recompute_words(const Recompute& recompute) {
 }
 
 std::string schedule_words(const ScheduleShape& shape) {
-  std::string name = "1F1B";
+  const char* order = shape.weights_later ? "ZB-H1" : "1F1B";
+  std::string name = order;
   if (shape.kind == ScheduleKind::gpipe) name = "GPipe";
   if (shape.kind == ScheduleKind::interleaved) {
-    name = fmt::format("interleaved 1F1B in groups of {}",
+    name = fmt::format("interleaved {} in groups of {}", order,
                        shape.group > 0 ? shape.group : shape.stages);
   }
   return fmt::format("{}, {}{}, {}", name, count_of(shape.stages, "stage"),

@@ -95,8 +95,8 @@ void Trainer::forward(const Chunk& chunk, const Pass& pass, const BetweenLayers&
 void Trainer::replay(const char* what, int chunk, const Pass& pass,
                      const std::function<void()>& run) {
   const std::string key =
-      fmt::format("trainer {}, {}, chunk {}, slot {}, {} sequences of {}{}{}{}, scale {:08x}",
-                  number_, what, chunk, pass.slot, pass.sequences, pass.seq,
+      fmt::format("trainer {}, {}, chunk {}, slot {} {}, {} sequences of {}{}{}{}, scale {:08x}",
+                  number_, what, chunk, pass.slot, pass.later, pass.sequences, pass.seq,
                   pass.training ? ", training" : "", pass.accumulate ? ", accumulating" : "",
                   pass.losses ? "" : ", no losses", std::bit_cast<uint32_t>(pass.loss_scale));
   device_.replay(key, run);
@@ -162,9 +162,14 @@ void Trainer::forward_of_step(const Instruction& in, const Pass& pass) {
 void Trainer::backward_of_step(const Instruction& in, const Pass& pass, bool reduces) {
   const Chunk& chunk = chunks_[static_cast<size_t>(in.chunk)];
   const BetweenLayers between = between_layers(in, false, reduces);
-  begin_reading(chunk, false);
-  replay(reduces ? "last backward" : "backward", in.chunk, pass,
-         [&] { chunk.backward(pass, anew(between)); });
+  if (in.op == Op::weight_grads) {
+    replay(reduces ? "last weights" : "weights", in.chunk, pass,
+           [&] { chunk.weight_grads(pass, anew(between)); });
+  } else {
+    begin_reading(chunk, false);
+    replay(reduces ? "last backward" : "backward", in.chunk, pass,
+           [&] { chunk.backward(pass, anew(between)); });
+  }
   if (reduces && !between.done) {
     gradients_done(in.chunk, chunk.range().embedding ? -1 : chunk.range().first_layer);
   }
@@ -183,6 +188,7 @@ Pass Trainer::pass_of(const Instruction& in) const {
   pass.sequences = plan_.micro_batch;
   pass.seq = plan_.share();
   pass.slot = in.slot;
+  pass.later = in.later;
   pass.training = true;
   // In a window there are the gradients of one micro-batch.
   pass.accumulate = in.micro_batch > 0 && !stage_.layout.shards_gradients();
@@ -211,6 +217,7 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
   const StepSchedule& schedule = plan_.schedules.at(batch.micro_batches);
   const int64_t first_of_step = first_sample(step);
   const auto last = static_cast<int>(batch.micro_batches) - 1;
+  const bool later = schedule.shape.weights_later;
   tied_.begin_step();
   counted_ = 0;
   expert_turns_ = 0;
@@ -256,9 +263,19 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
         if (search != nullptr) {
           BetweenLayers between = between_layers(in, false, false);
           between.writes = {};
-          between.done = [&](int64_t layer) { look_at_gradients(layer, *search); };
+          // What is left for later is still that of another step.
+          if (!later) between.done = [&](int64_t layer) { look_at_gradients(layer, *search); };
           begin_reading(chunk, false);
           chunk.backward(pass, between);
+        } else {
+          backward_of_step(in, pass, in.micro_batch == last && !later);
+        }
+        break;
+      case Op::weight_grads:
+        if (search != nullptr) {
+          BetweenLayers between;
+          between.done = [&](int64_t layer) { look_at_gradients(layer, *search); };
+          chunk.weight_grads(pass, between);
         } else {
           backward_of_step(in, pass, in.micro_batch == last);
         }

@@ -45,14 +45,17 @@ AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer, const
       gathered_(context.arena.find("gathered")),
       dresidual_(context.arena.find("dresidual")),
       dattended_(context.arena.find("attn.dcontext")),
-      dqkv_(context.arena.find("attn.dqkv")),
+      own_qkv_(context.arena.find("attn.dqkv")),
+      dqkv_(context.arena.find(layer_buffer(layer, kQkvLater))),
       dnormed_(context.arena.find("attn.dnormed")),
+      later_dstream_(context.arena.find(layer_buffer(layer, kAttentionStreamLater))),
       dattended_by_head_(context.arena.find("attn.dcontext_by_head")),
       dqkv_by_head_(context.arena.find("attn.dqkv_by_head")),
       room_(context.arena.find_tensor(kAttentionRoom)),
       rope_table_(rope_table_of(context, layer)),
       first_key_(context.arena.find("first_key")),
       position_ids_(context.arena.find("position_ids")) {
+  if (!dqkv_) dqkv_ = own_qkv_;
   const bool parallel = context.shape.parallel_residual;
   if (!parallel) {
     dbranch_amax_ = float8_branch_amax(context, layer, "attn.proj");
@@ -145,7 +148,7 @@ void AttentionBlock::place_heads_backward(const Pass& whole, Tensor dqkv) const 
 
 Tensor AttentionBlock::own_qkv(const Pass& pass) const {
   // Forward leaves the memory of its gradient free.
-  return divides_sequence() ? rows_of(dqkv_, pass) : rows_behind(qkv_, pass);
+  return divides_sequence() ? rows_of(own_qkv_, pass) : rows_behind(qkv_, pass);
 }
 
 ContextParallel::Sections AttentionBlock::qkv_sections() const {
@@ -199,7 +202,7 @@ void AttentionBlock::attend_backward(const Pass& pass) const {
   const bool divided = divides_sequence();
   const Tensor out = rows_of(divided ? attended_by_head_ : attended_, whole);
   const Tensor dout = rows_of(divided ? dattended_by_head_ : dattended_, whole);
-  const Tensor dqkv = rows_of(divided ? dqkv_by_head_ : dqkv_, whole);
+  const Tensor dqkv = rows_of(divided ? dqkv_by_head_ : dqkv_, in_later(whole));
   if (divided) {
     context_.cp.scatter_heads(pass.sequences, rows_of(dattended_, pass), dout, {qkv_sections()[0]});
   }
@@ -213,16 +216,20 @@ void AttentionBlock::attend_backward(const Pass& pass) const {
        .room = room_});
   place_heads_backward(whole, dqkv);
   if (divided) {
-    context_.cp.gather_heads(pass.sequences, dqkv, rows_of(dqkv_, pass), qkv_sections());
+    context_.cp.gather_heads(pass.sequences, dqkv, own_dqkv(pass), qkv_sections());
   }
-  if (whole_norm_) whole_norm_.backward(pass, rows_of(dqkv_, pass));
+  if (whole_norm_) whole_norm_.backward(pass, own_dqkv(pass));
 }
 
 void AttentionBlock::project_backward(const Pass& pass, Tensor dbranch, Tensor dstream) const {
   if (again_.core_attention) attend(pass);
   proj_linear_.backward_input(pass, {dbranch, dbranch_amax_.in(pass.slot)},
                               rows_of(dattended_, pass));
-  proj_linear_.backward_weight(pass, rows_of(attended_, pass), dbranch, dstream);
+  if (later_dstream_) {
+    context_.device.copy(dstream, later_dstream(pass));
+  } else {
+    proj_linear_.backward_weight(pass, rows_of(attended_, pass), dbranch, dstream);
+  }
 }
 
 void AttentionBlock::backward(const Pass& pass) const {
@@ -233,14 +240,31 @@ void AttentionBlock::backward(const Pass& pass) const {
   backward(pass, {.dresidual = dresidual});
 }
 
+void AttentionBlock::weight_grads(const Pass& pass) const {
+  if (!later_dstream_) return;
+  const Tensor dbranch = context_.tp.enter(later_dstream(pass), rows_of(branch_, pass));
+  const Tensor normed = again_.norms ? norm_.forward(pass) : norm_.normed(pass);
+  const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
+  TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
+  proj_linear_.backward_weight_later(pass, rows_of(attended_, pass), dbranch, later_dstream(pass));
+  entering.finish();
+  const Tensor dqkv = own_dqkv(pass);
+  qkv_linear_.backward_weight_later(pass, x, dqkv, dqkv);
+}
+
 void AttentionBlock::backward(const Pass& pass, InputGradient to) const {
-  const Tensor dqkv = rows_of(dqkv_, pass);
+  to.dnormed = rows_of(dnormed_, pass);
+  to.amax = dinput_amax_.in(pass.slot);
+  const Tensor dqkv = own_dqkv(pass);
+  if (later_dstream_) {
+    attend_backward(pass);
+    qkv_linear_.backward_input(pass, {dqkv}, to.dnormed);
+    return backward_to_stream(context_, norm_, pass, to, {});
+  }
   const Tensor normed = again_.norms ? norm_.forward(pass) : norm_.normed(pass);
   const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
   TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
   attend_backward(pass);
-  to.dnormed = rows_of(dnormed_, pass);
-  to.amax = dinput_amax_.in(pass.slot);
   qkv_linear_.backward_input(pass, {dqkv}, to.dnormed);
   backward_to_stream(context_, norm_, pass, to, [&] {
     entering.finish();

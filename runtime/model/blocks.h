@@ -62,6 +62,9 @@ class AttentionBlock {
   // `before` makes the block's input, if that is still to be done; returns what makes its output.
   ResidualAdd forward(const Pass& pass, const ResidualAdd& before) const;
   void backward(const Pass& pass) const;
+  // What backward of the same pass has left for later: the gradients of the linears' weights and
+  // biases.
+  void weight_grads(const Pass& pass) const;
 
   // The parts of the above, for parallel_layer.h. From all rows of the normalised stream to
   // attention's result, and from there to the rank's part of the block's, with its bias or without.
@@ -88,6 +91,11 @@ class AttentionBlock {
   // From the gradient of that result to those of q, k and v of the rank's own tokens.
   void attend_backward(const Pass& pass) const;
   bool divides_sequence() const { return context_.cp.size() > 1; }
+  // The gradient of the rank's own tokens, and of what the block has added to the stream.
+  Tensor own_dqkv(const Pass& pass) const { return rows_of(dqkv_, in_later(pass)); }
+  Tensor later_dstream(const Pass& pass) const {
+    return stream_rows_of(context_, later_dstream_, in_later(pass));
+  }
   ContextParallel::Sections qkv_sections() const;
 
   const BlockContext& context_;
@@ -101,7 +109,8 @@ class AttentionBlock {
   Parameter q_norm_, k_norm_;
   // `_by_head`: of all tokens of the rank's heads, where the sequence is divided.
   Buffer qkv_, raw_, q_rstd_, k_rstd_, lse_, attended_, attended_by_head_, output_;
-  Buffer branch_, gathered_, dresidual_, dattended_, dqkv_, dnormed_;
+  Buffer branch_, gathered_, dresidual_, dattended_, own_qkv_, dqkv_, dnormed_;
+  Buffer later_dstream_;  // empty where nothing is left for later
   Buffer dattended_by_head_, dqkv_by_head_;
   // Of what it multiplies in FP8, and of what the block below does: dresidual, before and after.
   // Empty where that is not what these ops read and write (parallel_layer.h).
@@ -120,6 +129,7 @@ class MlpBlock {
   // As AttentionBlock's; with pass.again there is no output.
   ResidualAdd forward(const Pass& pass, const ResidualAdd& before) const;
   void backward(const Pass& pass) const;
+  void weight_grads(const Pass& pass) const;
   Tensor output(const Pass& pass) const { return stream_rows_of(context_, output_, pass); }
 
   Tensor branch(const Pass& pass) const { return rows_of(branch_, pass); }
@@ -137,8 +147,19 @@ class MlpBlock {
   void backward(const Pass& pass, Tensor dbranch, Tensor dstream, InputGradient to) const;
 
  private:
+  // What the activation makes, of what `up` has made.
+  void activate(const Pass& pass) const;
+  // From the gradient of what `down` makes to that of the activation's input; writes `made`, if it
+  // is one, again.
+  void activation_backward(const Pass& pass, Tensor dbranch, Tensor made) const;
+  Tensor dbefore_act(const Pass& pass) const { return rows_of(dbefore_act_, in_later(pass)); }
+  Tensor later_dstream(const Pass& pass) const {
+    return stream_rows_of(context_, later_dstream_, in_later(pass));
+  }
+
   const BlockContext& context_;
   PartsAgain again_;
+  bool leaves_weights_ = false;  // for weight_grads()
   Activation activation_;
   bool gated_;
   Norm norm_;
@@ -146,6 +167,7 @@ class MlpBlock {
   Linear up_, down_;
   Buffer before_act_, activated_, output_;
   Buffer branch_, gathered_, dresidual_, dbefore_act_, dactivated_, dnormed_;
+  Buffer later_dstream_;  // as in AttentionBlock; of blocks side by side that one
   Buffer dbranch_amax_, dinput_amax_, activated_amax_, dbefore_act_amax_;  // as in AttentionBlock
 };
 
@@ -161,6 +183,9 @@ class MoeBlock {
            const std::string& output);
   ResidualAdd forward(const Pass& pass, const ResidualAdd& before) const;
   void backward(const Pass& pass) const;
+  // Of tokens that went through the experts in turns these are made at once, since only one turn's
+  // rows are there at a time; all else is as in MlpBlock.
+  void weight_grads(const Pass& pass) const;
   Tensor output(const Pass& pass) const { return stream_rows_of(context_, output_, pass); }
 
  private:
@@ -196,9 +221,17 @@ class MoeBlock {
                         Float8Rows::Kind dy_amax) const;
   // The gradient of the router's logits, from that of the weights; adds up the router's losses.
   void route_backward(const Pass& pass) const;
+  void make_weight_grads(const Pass& pass) const;
+  // Rows of what is left for later, or of scratch.
+  Tensor dbefore_act(const Pass& pass, int64_t rows) const;
+  Tensor dlogits(const Pass& pass) const;
+  Tensor later_dstream(const Pass& pass) const {
+    return stream_rows_of(context_, later_dstream_, in_later(pass));
+  }
 
   const BlockContext& context_;
   PartsAgain again_;
+  bool leaves_weights_ = false;  // for weight_grads()
   Norm norm_;
   BranchEnd end_;
   Linear router_;
@@ -210,6 +243,7 @@ class MoeBlock {
   Buffer before_act_, activated_, output_;
   Buffer branch_, gathered_, dresidual_, dbefore_act_, dactivated_, dnormed_;
   Buffer dweights_, dlogits_, losses_, dinput_amax_;
+  Buffer later_dstream_, later_dweighted_;
   Buffer sequence_experts_;  // of all tokens of sequences that are divided
   Tensor loss_sums_;         // of aux and z
   // Of the layer, with balance by biases: these, and the tokens of the step under way.

@@ -50,6 +50,11 @@ void Chunk::Layer::backward(const BlockContext& context, const Pass& pass) const
   attention.backward(pass);
 }
 
+void Chunk::Layer::weight_grads(const Pass& pass) const {
+  std::visit([&](const auto& block) { block.weight_grads(pass); }, mlp);
+  attention.weight_grads(pass);
+}
+
 Tensor Chunk::Layer::output(const Pass& pass) const {
   return std::visit([&](const auto& block) { return block.output(pass); }, mlp);
 }
@@ -169,6 +174,18 @@ void Chunk::backward(const Pass& pass, const BetweenLayers& between) const {
     embedding_->backward(pass);
     finished(-1);
   }
+}
+
+void Chunk::weight_grads(const Pass& pass, const BetweenLayers& between) const {
+  const auto finished = [&](int64_t number) {
+    if (between.done) between.done(number);
+  };
+  if (head_) finished(context_.shape.layers);
+  for (int64_t number = range_.end_layer(); number-- > range_.first_layer;) {
+    layer(number).weight_grads(pass);
+    finished(number);
+  }
+  if (embedding_) finished(-1);
 }
 
 }  // namespace mtl

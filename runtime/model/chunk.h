@@ -37,6 +37,9 @@ class Chunk {
   // from "dresidual", where the next stage's gradient lies; leaves that of the input in
   // "dresidual".
   void backward(const Pass& pass, const BetweenLayers& between = {}) const;
+  // Where the plan has memory for what backward leaves for later: after backward of the same pass,
+  // every gradient that it has left. `between.done` belongs here then.
+  void weight_grads(const Pass& pass, const BetweenLayers& between = {}) const;
   Tensor losses(const Pass& pass) const { return head_->losses(pass); }
   // The planned buffer that holds the input of the first layer (or of the head): what an earlier
   // stage's output is received into.
@@ -53,6 +56,7 @@ class Chunk {
     ResidualAdd forward(const BlockContext& context, const Pass& pass, const Pass& of_mlp,
                         const ResidualAdd& before) const;
     void backward(const BlockContext& context, const Pass& pass) const;
+    void weight_grads(const Pass& pass) const;
     Tensor output(const Pass& pass) const;
   };
   const Layer& layer(int64_t number) const {

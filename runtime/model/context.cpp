@@ -11,7 +11,9 @@ Buffer Arena::find(const std::string& name) const {
   if (buffer == nullptr) return {};
   char* const base = buffer->on_host ? host_ : base_;
   return {Tensor(base + buffer->offset, buffer->dtype, std::span<const int64_t>(buffer->shape)),
-          buffer->in_slot ? plan_->slot_bytes : 0};
+          buffer->in_slot ? plan_->slot_bytes
+          : buffer->later ? plan_->later_bytes
+                          : 0};
 }
 
 Buffer Arena::get(const std::string& name) const {

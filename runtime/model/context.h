@@ -96,6 +96,7 @@ struct Pass {
   // Generation: tokens of the one sequence that earlier passes left in the buffers.
   int64_t past = 0;
   int slot = 0;             // where the activations live
+  int later = 0;            // where backward leaves what is left for later (Chunk::weight_grads)
   bool training = false;    // dropout applies, of the DropoutPass in the slot
   bool accumulate = false;  // backward adds to the gradients (not the first micro-batch)
   // Forward for backward's sake: the group's output is there already, and what an activation makes
@@ -107,6 +108,12 @@ struct Pass {
 
   int64_t tokens() const { return sequences * seq; }
 };
+
+// The pass, for buffers of what is left for later.
+inline Pass in_later(Pass pass) {
+  pass.slot = pass.later;
+  return pass;
+}
 
 // Whether nobody has kept what the MLP's activation made: backward's op for it writes it again.
 bool activates_backward(const PartsAgain& again, const Pass& pass);

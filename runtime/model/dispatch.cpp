@@ -36,8 +36,8 @@ int64_t Dispatch::room() const {
   return travels() ? arrived_.tensor.rows() : own_.tensor.rows();
 }
 
-Tensor Dispatch::gathered(const Turn& turn, Tensor tokens, Tensor weights) const {
-  const Tensor rows = first_rows(own_.tensor, turn.counts.own());
+Tensor Dispatch::gathered(const Turn& turn, Tensor tokens, Tensor weights, Tensor to) const {
+  const Tensor rows = first_rows(to, turn.counts.own());
   context_.device.gather_rows({.from = tokens,
                                .index = turn.routes.assignments,
                                .divide = context_.shape.experts_per_token,
@@ -48,7 +48,7 @@ Tensor Dispatch::gathered(const Turn& turn, Tensor tokens, Tensor weights) const
 
 Tensor Dispatch::inputs(const Turn& turn, Tensor tokens) const {
   if (turn.counts.arriving() > room()) throw std::logic_error("rows without room at the experts");
-  const Tensor rows = gathered(turn, tokens, {});
+  const Tensor rows = gathered(turn, tokens, {}, own_.tensor);
   if (!travels()) return rows;
   const Tensor arrived = first_rows(arrived_.in(turn.pass.slot), turn.counts.arriving());
   context_.ep.to_experts(turn.counts, rows, arrived);
@@ -56,7 +56,7 @@ Tensor Dispatch::inputs(const Turn& turn, Tensor tokens) const {
 }
 
 Tensor Dispatch::inputs_again(const Turn& turn, Tensor tokens) const {
-  if (!travels()) return gathered(turn, tokens, {});
+  if (!travels()) return gathered(turn, tokens, {}, own_.tensor);
   return first_rows(arrived_.in(turn.pass.slot), turn.counts.arriving());
 }
 
@@ -75,22 +75,25 @@ void Dispatch::take_back(const Turn& turn, Tensor tokens, bool weighted) const {
 }
 
 Tensor Dispatch::gradients(const Turn& turn, Tensor tokens) const {
-  const Tensor rows = gathered(turn, tokens, {});
+  const Tensor rows = gathered(turn, tokens, {}, own_.tensor);
   if (!travels()) return rows;
   const Tensor arrived = outputs(turn);
   context_.ep.to_experts(turn.counts, rows, arrived);
   return arrived;
 }
 
-Tensor Dispatch::weighted_gradients(const Turn& turn, Tensor tokens) const {
-  if (!travels()) return gathered(turn, tokens, turn.routes.weights);
+Tensor Dispatch::weighted_gradients(const Turn& turn, Tensor tokens, Tensor to) const {
+  if (!travels()) {
+    return gathered(turn, tokens, turn.routes.weights, to ? to : own_.tensor);
+  }
   const Tensor rows = outputs(turn);
+  if (to) to = first_rows(to, rows.rows());
   if (rows.numel() == 0) return rows;
   context_.device.gather_rows({.from = rows,
                                .index = row_numbers_.tensor.slice(0, rows.rows()),
                                .weights = half(arrived_weights_, 0, rows.rows()),
-                               .to = rows});
-  return rows;
+                               .to = to ? to : rows});
+  return to ? to : rows;
 }
 
 RowWeights Dispatch::row_weights(const Turn& turn, Tensor dweights) const {

@@ -31,16 +31,17 @@ class Dispatch {
   // rows, each times its weight or not.
   Tensor outputs(const Turn& turn) const;
   void take_back(const Turn& turn, Tensor tokens, bool weighted) const;
-  // The gradients of the rows' weighted sum, as if weights were 1, and then times the weights.
+  // The gradients of the rows' weighted sum, as if weights were 1, and then times the weights: in
+  // the first rows of `to`, or where the others lie.
   Tensor gradients(const Turn& turn, Tensor tokens) const;
-  Tensor weighted_gradients(const Turn& turn, Tensor tokens) const;
+  Tensor weighted_gradients(const Turn& turn, Tensor tokens, Tensor to) const;
   // The weights of the rows, where the experts are, and where to put their gradients; which
   // take_back_gradients() then makes those of the tokens' weights, dweights f32 [tokens, k].
   RowWeights row_weights(const Turn& turn, Tensor dweights) const;
   void take_back_gradients(const Turn& turn, Tensor dweights) const;
 
  private:
-  Tensor gathered(const Turn& turn, Tensor tokens, Tensor weights) const;
+  Tensor gathered(const Turn& turn, Tensor tokens, Tensor weights, Tensor to) const;
   bool travels() const { return context_.ep.size() > 1; }
 
   const BlockContext& context_;

@@ -9,7 +9,7 @@ void backward_to_stream(const BlockContext& context, const Norm& norm, const Pas
   if (!to.parts || to.last) {
     leaving = context.tp.start_leave(to.parts ? to.parts : to.dnormed);
   }
-  weights();
+  if (weights) weights();
   leaving.finish();
   if (!to.parts) {
     norm.backward(pass, context.tp.own_rows(to.dnormed), to.dresidual, true, to.amax);

@@ -18,7 +18,7 @@ struct InputGradient {
   bool first = false, last = false;  // of these blocks
 };
 
-// `weights` makes the gradient of the weight that read the rows, while others travel.
+// `weights`, if any, makes the gradient of the weight that read the rows, while others travel.
 void backward_to_stream(const BlockContext& context, const Norm& norm, const Pass& pass,
                         const InputGradient& to, const std::function<void()>& weights);
 

@@ -124,6 +124,17 @@ void Linear::backward_weight(const Pass& pass, const Operand& x, const Operand& 
   device_.matmul(product);
 }
 
+void Linear::backward_weight_later(const Pass& pass, Tensor x, Tensor dy, Tensor bias_dy) const {
+  if (is_float8()) {
+    device_.quantize({.x = dy,
+                      .amax = float8_.dy_amax.in(pass.slot),
+                      .y = {},
+                      .transposed = as_matrix(float8_.dy_by_column, dy.cols(), dy.rows()),
+                      .inverse = float8_.dy_inverse});
+  }
+  backward_weight(pass, x, dy, bias_dy);
+}
+
 void Linear::backward_weight(const Pass& pass, Tensor x, Tensor dy, Tensor bias_dy) const {
   if (is_float8()) {
     const bool kept = static_cast<bool>(float8_.x_by_column);

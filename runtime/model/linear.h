@@ -49,6 +49,8 @@ class Linear {
   // dW (+)= x^T dy and db (+)= the sum of the rows of `bias_dy`: dy itself, or the rank's rows of
   // it where the bias is added to the residual stream.
   void backward_weight(const Pass& pass, Tensor x, Tensor dy, Tensor bias_dy) const;
+  // The same when other linears have had their backward since: dy is rounded once more.
+  void backward_weight_later(const Pass& pass, Tensor x, Tensor dy, Tensor bias_dy) const;
   // The same of an expert, x [in, n] and dy [out, n] in FP8.
   void backward_weight(const Pass& pass, const Operand& x, const Operand& dy) const;
   // The gradients of no rows.

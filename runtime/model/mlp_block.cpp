@@ -33,6 +33,12 @@ MlpBlock::MlpBlock(const BlockContext& context, int64_t layer, const PartsAgain&
       dactivated_(scratch(context, "dactivated")),
       dnormed_(scratch(context, "dnormed")) {
   const bool parallel = context.shape.parallel_residual;
+  if (const Buffer later = context.arena.find(layer_buffer(layer, kBeforeActLater))) {
+    leaves_weights_ = true;
+    dbefore_act_ = later;
+    later_dstream_ =
+        context.arena.get(layer_buffer(layer, parallel ? kAttentionStreamLater : kMlpStreamLater));
+  }
   if (!parallel || context.tp.size() == 1) {
     dbranch_amax_ = float8_branch_amax(context, layer, "mlp.down");
   }
@@ -55,14 +61,21 @@ void MlpBlock::expand(const Pass& pass, Tensor x) const {
     return;
   }
   up_.forward(pass, {x, norm_.amax(pass)}, before_act, up_.bias());
-  if (pass.again) return;
+  if (!pass.again) activate(pass);
+}
+
+void MlpBlock::activate(const Pass& pass) const {
+  const Tensor before_act = rows_of(before_act_, pass);
+  const Tensor activated = rows_of(activated_, pass);
   if (gated_) {
     context_.device.swiglu_forward({.x = before_act,
                                     .y = activated,
                                     .amax = activated_amax_.in(pass.slot),
                                     .gelu = activation_ == Activation::geglu});
-  } else {
+  } else if (activation_ == Activation::gelu_exact) {
     context_.device.gelu_exact_forward(before_act, activated);
+  } else {
+    context_.device.gelu_forward(before_act, activated);
   }
 }
 
@@ -92,23 +105,9 @@ void MlpBlock::backward(const Pass& pass) const {
   backward(pass, dbranch, dstream, {.dresidual = dresidual(pass)});
 }
 
-void MlpBlock::backward(const Pass& pass, Tensor dbranch, Tensor dstream, InputGradient to) const {
+void MlpBlock::activation_backward(const Pass& pass, Tensor dbranch, Tensor made) const {
   const Tensor before_act = rows_of(before_act_, pass);
-  const Tensor activated = rows_of(activated_, pass);
-  const Tensor dbefore_act = rows_of(dbefore_act_, pass);
-
-  const Tensor normed = again_.norms || again_.mlp ? norm_.forward(pass) : norm_.normed(pass);
-  const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
-  TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
-  if (again_.mlp) {
-    entering.finish();
-    Pass again = pass;
-    again.again = true;
-    expand(again, x);
-  } else if (again_.mlp_activation && activation_ == Activation::gelu_tanh) {
-    context_.device.gelu_forward(before_act, activated);
-  }
-  const Tensor made = activates_backward(again_, pass) ? activated : Tensor();
+  const Tensor dbefore_act = this->dbefore_act(pass);
   const Operand dy = {dbranch, dbranch_amax_.in(pass.slot)};
   if (gated_) {
     const Tensor dactivated = rows_of(dactivated_, pass);
@@ -125,9 +124,47 @@ void MlpBlock::backward(const Pass& pass, Tensor dbranch, Tensor dstream, InputG
   } else {
     down_.backward_input(pass, dy, dbefore_act, Epilogue::gelu_grad, before_act);
   }
-  down_.backward_weight(pass, activated, dbranch, dstream);
+}
+
+void MlpBlock::weight_grads(const Pass& pass) const {
+  if (!leaves_weights_) return;
+  const Tensor dstream = later_dstream(pass);
+  const Tensor dbranch = context_.tp.enter(dstream, branch(pass));
+  const Tensor normed = again_.norms ? norm_.forward(pass) : norm_.normed(pass);
+  const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
+  TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
+  if (again_.mlp_activation) activate(pass);
+  down_.backward_weight_later(pass, rows_of(activated_, pass), dbranch, dstream);
+  entering.finish();
+  const Tensor dy = dbefore_act(pass);
+  up_.backward_weight_later(pass, x, dy, dy);
+}
+
+void MlpBlock::backward(const Pass& pass, Tensor dbranch, Tensor dstream, InputGradient to) const {
+  const Tensor activated = rows_of(activated_, pass);
+  const Tensor dbefore_act = this->dbefore_act(pass);
   to.dnormed = rows_of(dnormed_, pass);
   to.amax = dinput_amax_.in(pass.slot);
+  if (leaves_weights_) {
+    activation_backward(pass, dbranch, {});
+    if (!context_.shape.parallel_residual) context_.device.copy(dstream, later_dstream(pass));
+    up_.backward_input(pass, {dbefore_act, dbefore_act_amax_.in(pass.slot)}, to.dnormed);
+    return backward_to_stream(context_, norm_, pass, to, {});
+  }
+
+  const Tensor normed = again_.norms || again_.mlp ? norm_.forward(pass) : norm_.normed(pass);
+  const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
+  TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
+  if (again_.mlp) {
+    entering.finish();
+    Pass again = pass;
+    again.again = true;
+    expand(again, x);
+  } else if (again_.mlp_activation && activation_ == Activation::gelu_tanh) {
+    activate(pass);
+  }
+  activation_backward(pass, dbranch, activates_backward(again_, pass) ? activated : Tensor());
+  down_.backward_weight(pass, activated, dbranch, dstream);
   up_.backward_input(pass, {dbefore_act, dbefore_act_amax_.in(pass.slot)}, to.dnormed);
   backward_to_stream(context_, norm_, pass, to, [&] {
     entering.finish();

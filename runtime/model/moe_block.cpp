@@ -54,6 +54,13 @@ MoeBlock::MoeBlock(const BlockContext& context, int64_t layer, const PartsAgain&
     loss_sums_ = sums.slice(StepSums::kRouter, 2);
   }
   if (context.shape.shared_ffn > 0) shared_.emplace(context, layer, again);
+  if (const Buffer later = context.arena.find(layer_buffer(layer, kBeforeActLater))) {
+    leaves_weights_ = true;
+    dbefore_act_ = later;
+    dlogits_ = context.arena.get(layer_buffer(layer, kLogitsLater));
+    later_dweighted_ = context.arena.get(layer_buffer(layer, kWeightedLater));
+    later_dstream_ = context.arena.find(layer_buffer(layer, kMlpStreamLater));
+  }
   const int64_t experts = context.shape.experts;
   if (const Tensor biases = context.arena.find_tensor(kExpertBias)) {
     expert_bias_ = biases.slice(layer * experts, experts);
@@ -88,6 +95,14 @@ Tensor tokens_of(const Turn& turn, const Tensor& all) {
 }
 
 }  // namespace
+
+Tensor MoeBlock::dbefore_act(const Pass& pass, int64_t rows) const {
+  return rows_at(dbefore_act_, in_later(pass), 0, rows);
+}
+
+Tensor MoeBlock::dlogits(const Pass& pass) const {
+  return first_rows(dlogits_, in_later(pass), pass.tokens(), context_.shape.experts);
+}
 
 ExpertRoutes MoeBlock::routes(const Pass& pass, int64_t first, int64_t tokens,
                               Tensor counts) const {
@@ -233,7 +248,7 @@ void MoeBlock::route_backward(const Pass& pass) const {
        .scores = scores(),
        .routes = routes(pass),
        .dweights = first_rows(dweights_, pass, n, shape.experts_per_token),
-       .dlogits = first_rows(dlogits_, pass, n, shape.experts),
+       .dlogits = dlogits(pass),
        .seq = whole_sequences(context_, pass).seq,
        .sequence_experts = sequence_experts,
        .aux_scale = scale * static_cast<float>(shape.moe_aux_loss),
@@ -262,8 +277,9 @@ void MoeBlock::backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnorm
   const Tensor activated = rows_at(activated_, pass, 0, rows);
   const Tensor before_act = rows_at(before_act_, pass, 0, rows);
   const Tensor dactivated = rows_at(dactivated_, pass, 0, rows);
-  const Tensor dbefore_act = rows_at(dbefore_act_, pass, 0, rows);
-  const bool again = !turn.whole || activates_backward(again_, pass);
+  const Tensor dbefore_act = this->dbefore_act(pass, rows);
+  const bool later = leaves_weights_ && turn.whole;
+  const bool again = !later && (!turn.whole || activates_backward(again_, pass));
   // The gradient of a row before its weight gives that of the weight: the product with the expert's
   // output is the one with its activations, behind `down`.
   const Operand dy_operand = float8_.along_rows(dy, DType::f8_e5m2);
@@ -283,8 +299,9 @@ void MoeBlock::backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnorm
                             .rows = weights});
   }
   dispatch_.take_back_gradients(turn, dweights);
-  const Tensor weighted = dispatch_.weighted_gradients(turn, tokens_of(turn, dbranch));
-  backward_weights(turn, &Expert::down, activated, weighted, Float8Rows::Kind::dy);
+  const Tensor weighted = dispatch_.weighted_gradients(
+      turn, tokens_of(turn, dbranch), later ? later_dweighted_.in(pass.later) : Tensor());
+  if (!later) backward_weights(turn, &Expert::down, activated, weighted, Float8Rows::Kind::dy);
   const Operand dbefore_operand = float8_.along_rows(dbefore_act, DType::f8_e5m2, true);
   const Tensor dinputs = dispatch_.outputs(turn);
   each_expert(turn, [&](const Expert& expert, int64_t first, int64_t count) {
@@ -318,23 +335,63 @@ void MoeBlock::backward_weights(const Turn& turn, Linear Expert::*linear, Tensor
 void MoeBlock::backward_inputs(const Turn& turn, Tensor x) const {
   const Tensor inputs = dispatch_.inputs_again(turn, tokens_of(turn, x));
   // What `up` gave went along the rows last: their largest magnitude is there.
-  backward_weights(turn, &Expert::up, inputs, rows_at(dbefore_act_, turn.pass, 0, inputs.rows()),
+  backward_weights(turn, &Expert::up, inputs, dbefore_act(turn.pass, inputs.rows()),
                    Float8Rows::Kind::rows);
 }
 
+void MoeBlock::weight_grads(const Pass& pass) const {
+  if (leaves_weights_) context_.device.anew([this, pass] { make_weight_grads(pass); });
+}
+
+void MoeBlock::make_weight_grads(const Pass& pass) const {
+  const Tensor normed = again_.norms ? norm_.forward(pass) : norm_.normed(pass);
+  const Tensor x =
+      context_.tp.sequence() ? context_.tp.enter(normed, rows_of(gathered_, pass)) : normed;
+  router_.backward_weight(pass, x, dlogits(pass), {});
+  const Turn turn{.pass = pass,
+                  .tokens = pass.tokens(),
+                  .routes = routes(pass),
+                  .counts = context_.ep.shared(counts_.in(pass.slot))};
+  if (turn.counts.most_arriving() <= dispatch_.room()) {
+    const Tensor inputs = dispatch_.inputs_again(turn, x);
+    const int64_t rows = inputs.rows();
+    backward_weights(turn, &Expert::up, inputs, dbefore_act(pass, rows), Float8Rows::Kind::dy);
+    const Tensor activated = rows_at(activated_, pass, 0, rows);
+    if (again_.mlp_activation && rows > 0) {
+      context_.device.swiglu_forward(
+          {.x = rows_at(before_act_, pass, 0, rows), .y = activated, .amax = float8_.fresh_amax()});
+    }
+    backward_weights(turn, &Expert::down, activated,
+                     rows_at(later_dweighted_, in_later(pass), 0, rows), Float8Rows::Kind::dy);
+  }
+  if (!shared_) return;
+  shared_->weight_grads(pass, x, context_.tp.enter(later_dstream(pass), rows_of(branch_, pass)));
+}
+
 void MoeBlock::backward_through_experts(const Pass& pass) const {
-  const Tensor dlogits = first_rows(dlogits_, pass, pass.tokens(), context_.shape.experts);
+  const Tensor dlogits = this->dlogits(pass);
   const Tensor dresidual = stream_rows_of(context_, dresidual_, pass);
   const Tensor branch = rows_of(branch_, pass);
   const Tensor dnormed = rows_of(dnormed_, pass);
 
-  const Tensor normed = again_.norms || again_.mlp ? norm_.forward(pass) : norm_.normed(pass);
+  RowCounts counts;
+  if (!again_.mlp) counts = context_.ep.shared(counts_.in(pass.slot));
+  // What weights' gradients are made of is read later with them, but by tokens in turns.
+  const bool reads_input = !leaves_weights_ || counts.most_arriving() > dispatch_.room();
+  Tensor normed, x;
+  if (reads_input) {
+    normed = again_.norms || again_.mlp ? norm_.forward(pass) : norm_.normed(pass);
+    x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
+  }
   const Tensor dstream = end_.backward(pass, dresidual, dnormed);
+  if (later_dstream_) context_.device.copy(dstream, later_dstream(pass));
   const Tensor dbranch = context_.tp.enter(dstream, branch);
-  const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
-  TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
-  if (again_.mlp) entering.finish();
-  const RowCounts counts = again_.mlp ? route(pass, x) : context_.ep.shared(counts_.in(pass.slot));
+  TensorParallel::Pending entering;
+  if (reads_input) entering = context_.tp.start_enter(normed, x);
+  if (again_.mlp) {
+    entering.finish();
+    counts = route(pass, x);
+  }
   std::optional<Turn> whole;
   each_turn(pass, counts, [&](const Turn& turn) {
     if (turn.whole) {
@@ -359,9 +416,11 @@ void MoeBlock::backward_through_experts(const Pass& pass) const {
   }
   TensorParallel::Pending leaving = context_.tp.start_leave(dnormed);
   entering.finish();
-  if (shared_) shared_->backward_weights(pass, x);
-  router_.backward_weight(pass, x, dlogits, {});
-  if (whole) backward_inputs(*whole, x);
+  if (!leaves_weights_) {
+    if (shared_) shared_->backward_weights(pass, x);
+    router_.backward_weight(pass, x, dlogits, {});
+    if (whole) backward_inputs(*whole, x);
+  }
   leaving.finish();
   norm_.backward(pass, context_.tp.own_rows(dnormed), dresidual, true, dinput_amax_.in(pass.slot));
 }

@@ -23,13 +23,20 @@ class SharedExpert {
   // The rank's part of the output, added to the experts' in `branch`.
   void add_output(const Pass& pass, Tensor branch) const;
   // From dbranch, the gradient of what add_output() wrote: adds its part to dnormed [n, h], the
-  // gradient of x, and makes the gradients of `down`. Then x is asked for, for the rest.
+  // gradient of x, and makes the gradients of `down`, unless they come later. Then x is asked for,
+  // for the rest; later both.
   void backward(const Pass& pass, Tensor dbranch, Tensor dnormed) const;
   void backward_weights(const Pass& pass, Tensor x) const;
+  void weight_grads(const Pass& pass, Tensor x, Tensor dbranch) const;
 
  private:
+  void activate(const Pass& pass) const;
+  Tensor dbefore_act(const Pass& pass) const { return rows_of(dbefore_act_, in_later(pass)); }
+  Tensor dscores(const Pass& pass) const { return rows_of(dscores_, in_later(pass)); }
+
   const BlockContext& context_;
   PartsAgain again_;
+  bool leaves_weights_ = false;  // for weight_grads()
   Linear up_, down_;
   std::optional<Linear> gate_;
   Buffer before_act_, activated_, scores_, output_;

@@ -69,7 +69,10 @@ class Replica {
         } else if (in.op == Op::forward) {
           work = chunk->forward * slow[stage];
         } else if (in.op == Op::backward) {
-          work = chunk->backward * slow[stage];
+          work =
+              (chunk->backward - (layout_.weights_later ? chunk->weight_grads : 0)) * slow[stage];
+        } else if (in.op == Op::weight_grads) {
+          work = chunk->weight_grads * slow[stage];
         } else if (in.op == Op::send_act || in.op == Op::send_grad) {
           // Beside computation it takes some of the multiprocessors (Cluster::overlap_cost).
           work = layout_.overlap_send ? send_ * beside_ : send_;
@@ -141,6 +144,7 @@ ClusterStep simulate_cluster(const Workload& work, const LayoutChoice& layout,
   ScheduleShape shape;
   shape.kind = layout.kind();
   shape.group = layout.in_turn();
+  shape.weights_later = layout.weights_later;
   shape.stages = layout.pp;
   shape.chunks = layout.chunks;
   shape.micro_batches = micro_batches;

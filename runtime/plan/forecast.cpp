@@ -77,6 +77,7 @@ double simulated_bubble(const LayoutChoice& layout, int64_t micro_batches,
   ScheduleShape shape;
   shape.kind = layout.kind();
   shape.group = layout.in_turn();
+  shape.weights_later = layout.weights_later;
   shape.stages = layout.pp;
   shape.chunks = layout.chunks;
   shape.micro_batches = static_cast<int>(micro_batches);
@@ -84,6 +85,7 @@ double simulated_bubble(const LayoutChoice& layout, int64_t micro_batches,
   const ChunkTimes mean = stages.front().chunks.front();
   times.forward = mean.forward;
   times.backward = mean.backward;
+  times.weight_grads = mean.weight_grads;
   for (const StageTimes& stage : stages) {
     times.weight.emplace_back();
     for (const ChunkTimes& chunk : stage.chunks) {
@@ -108,10 +110,11 @@ Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluste
   const std::vector<StageTimes> stages = stage_times(work, layout, cluster, software);
   const std::vector<std::vector<ChunkRange>> held = layout_chunks(work, layout);
   size_t busiest = 0;
-  double most = 0, sum = 0;
+  double most = 0, sum = 0, later = 0;
   for (size_t s = 0; s < stages.size(); ++s) {
     const double one = stages[s].forward() + stages[s].backward();
     sum += one;
+    later += stages[s].weight_grads();
     if (one > most) {
       most = one;
       busiest = s;
@@ -133,6 +136,10 @@ Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluste
     } else {
       // arXiv 2104.04473, section 2.2: (p - 1) / (m v) of the work, in GPipe, 1F1B and interleaved.
       time.bubble = (sum - most) / chunks;
+      // arXiv 2401.10241, table 1: with the weights' gradients taken out, and filled in.
+      if (layout.weights_later) {
+        time.bubble -= 2 * (later - stages[busiest].weight_grads()) / chunks;
+      }
     }
     const double send = stage_send_time(work, layout, cluster);
     // An activation and a gradient travel each way per pass and chunk, both directions at once.

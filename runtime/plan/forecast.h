@@ -37,6 +37,7 @@ struct LayoutChoice {
   bool keep_every_second = false;
   Float8 float8 = {};  // its layers that stay in the compute type are forecast so
   ScheduleKind schedule = ScheduleKind::one_forward_one_backward;  // or gpipe; kind() has all
+  bool weights_later = false;                                      // ScheduleShape's
   int group = 0;  // interleaved: micro-batches that take a chunk in turn (parallel.virtual_group)
   bool overlap_data = true;    // gradients travel beside backward,
   bool overlap_gather = true;  // and weights (ZeRO) beside the passes that need them next
@@ -49,7 +50,8 @@ struct LayoutChoice {
   int world() const { return tp * pp * cp * ep * dp; }
   int replicas() const { return dp * ep; }
   ScheduleKind kind() const {
-    return chunks > 1 && schedule != ScheduleKind::gpipe ? ScheduleKind::interleaved : schedule;
+    const bool plain = schedule == ScheduleKind::one_forward_one_backward;
+    return chunks > 1 && plain ? ScheduleKind::interleaved : schedule;
   }
   int in_turn() const { return group > pp ? group : pp; }
 };
@@ -183,6 +185,7 @@ double needed_memory(const MemoryForecast& memory, const Cluster& cluster);
 // Seconds of the chunks of one stage for one micro-batch, communication inside a layer included.
 struct ChunkTimes {
   double forward = 0, backward = 0;
+  double weight_grads = 0;  // of backward: what ZB-H1 leaves for later
 };
 struct StageTimes {
   std::vector<ChunkTimes> chunks;
@@ -190,6 +193,7 @@ struct StageTimes {
   LinkForecast links;  // likewise, but for `data`
   double forward() const;
   double backward() const;
+  double weight_grads() const;
 };
 std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& layout,
                                     const Cluster& cluster,
@@ -214,7 +218,8 @@ BesideSeconds beside_seconds(const Workload& work, const LayoutChoice& layout,
                              const Cluster& cluster, const Software& software,
                              const StepTime& time);
 
-// `simulate_schedule`: the bubble from the instruction lists rather than from (p - 1) / (m v).
+// `simulate_schedule`: the bubble from the instruction lists rather than from (p - 1) / (m v), or
+// ZB-H1's formula.
 // The layout must be possible.
 Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                   const Software& software = software_mtl(), bool simulate_schedule = false);

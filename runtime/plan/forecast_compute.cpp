@@ -71,10 +71,11 @@ void add_linear(PassWork& pass, const Cluster& cluster, double m, double n, doub
                 double copies = 1) {
   const bool fp8 = rounding.fp8;
   const double rows = m / copies, out = bytes_of(compute);
+  const double weight =
+      copies * matmul_time(cluster, k, n, rows, fp8, compute, 2 * main_grad_bytes);
   pass.forward.matmul += copies * matmul_time(cluster, rows, n, k, fp8, compute, out);
-  pass.backward.matmul +=
-      copies * (matmul_time(cluster, rows, k, n, fp8, compute, out) +
-                matmul_time(cluster, k, n, rows, fp8, compute, 2 * main_grad_bytes));
+  pass.backward.matmul += copies * matmul_time(cluster, rows, k, n, fp8, compute, out) + weight;
+  pass.later += weight;
   if (fp8) {
     const Float8Bytes& bytes = rounding.bytes;
     const double x = bytes.x - (rounding.x_found ? bytes.found : 0) + (rounding.x_kept ? 1 : 0);
@@ -83,6 +84,7 @@ void add_linear(PassWork& pass, const Cluster& cluster, double m, double n, doub
     // The weight along both ways: read 2, write 1 twice, with an amax (read 2).
     pass.forward.memory_bound += stream_time(cluster, x * m * k + 6 * copies * k * n);
     pass.backward.memory_bound += stream_time(cluster, dy * m * n + again * m * k);
+    pass.later += stream_time(cluster, again * m * k);
   }
 }
 
@@ -200,6 +202,7 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
                  work.compute, grads);
     }
     mlp = feed.forward;
+    pass.later += feed.later;
     pass.forward += feed.forward;
     pass.backward += feed.backward;
   }
@@ -226,6 +229,26 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
     activation_again += d.n * d.parts * static_cast<double>(model.shared_ffn) / layout.tp;
   }
   const double traffic = software.elementwise * d.element;
+  if (!layout.weights_later || !parts.leaves_weights()) {
+    pass.later = 0;
+  } else if (!whole) {
+    // What blocks add to the stream is copied aside, and in FP8 what linears made is rounded again
+    // (read 2, write 1).
+    const bool mixture = model.experts > 0, shared = model.shared_ffn > 0;
+    const double blocks = parallel || (mixture && !shared) ? 1 : 2;
+    pass.backward.memory_bound += stream_time(cluster, blocks * d.stream * 2 * d.h * d.element);
+    double again = (fp8.qkv ? d.q + 2 * d.kv : 0) + (fp8.proj ? d.h : 0);
+    if (!mixture || shared) {
+      const double ffn = static_cast<double>(model.dense_ffn()) / layout.tp;
+      again += (fp8.up ? d.parts * ffn : 0) + (fp8.down ? d.h : 0);
+    }
+    const double rounding = stream_time(cluster, d.n * again * 3);
+    pass.backward.memory_bound += rounding;
+    pass.later += rounding;
+    // What is made again for these products is made with them.
+    if (parts.norms) pass.later += stream_time(cluster, norms_before * traffic);
+    if (parts.mlp_activation) pass.later += stream_time(cluster, activation_again * traffic);
+  }
   const double forward = stream_time(cluster, (norms + residual + rope + activation) * traffic);
   pass.forward.memory_bound += forward;
   pass.backward.memory_bound +=

@@ -15,6 +15,7 @@ Work operator*(const Work& work, double times);
 
 struct PassWork {
   Work forward, backward, again;  // again: what recompute forwards once more
+  double later = 0;               // of backward: what ZB-H1 leaves for later
 };
 
 // The time of C[m, n] = A[m, k] B[k, n]. What a large product reaches (Cluster::matmul_share) falls

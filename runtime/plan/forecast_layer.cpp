@@ -50,6 +50,15 @@ LayerKept kept_by_layer(const Workload& work, const LayoutChoice& layout, const 
     if (model.norms_inputs()) save(statistics * d.stream * 4);
   }
   const bool alone = model.experts == 0;
+  if (layout.weights_later && recompute.leaves_weights()) {
+    const double blocks = model.parallel_residual || (!alone && d.shared == 0) ? 1 : 2;
+    double elements = blocks * d.stream * d.h + d.n * d.qkv + d.expert_rows * d.parts * d.ffn;
+    if (!alone) {
+      elements += d.expert_rows * d.h + d.n * static_cast<double>(model.experts);
+      elements += d.n * (d.parts * d.shared + (model.shared_gate ? 1 : 0));
+    }
+    kept.later = elements * d.e;
+  }
   if (model.norms_inputs()) {
     save_x(d.fp8.up && alone, d.stream, d.h, recompute.norms || recompute.mlp);
   }

@@ -28,6 +28,7 @@ struct LayerKept {
   double always = 0;  // what a layer keeps with this recompute
   double again = 0;   // what it makes again, in one region for all layers
   double input = 0;   // of which its input
+  double later = 0;   // what ZB-H1 leaves for later, beside that
 };
 
 // What a layer is made of, and what it keeps: of all, or of a mixture and of a dense layer.

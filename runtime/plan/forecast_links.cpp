@@ -99,6 +99,28 @@ LinkPart tensor_part(const LinkInput& in) {
   return part;
 }
 
+// ZB-H1: what runs beside a product for dW otherwise is waited for in backward, as no such product
+// is there; the input is gathered when they are made, and the gradient once more (experts have rows
+// of it already).
+void leave_for_later(const LinkInput& in, LinkPart& part) {
+  const LayoutChoice& layout = in.layout;
+  if (!layout.weights_later || !in.parts.leaves_weights()) return;
+  const bool sp = layout.sequence_parallel;
+  const bool experts = in.model().experts > 0 && in.model().shared_ffn == 0;
+  const double activation = in.activation();
+  const double one = gather_time(group_link(in.cluster, layout.tp, 1, layout.world()), activation);
+  const double gathered = experts ? 1 : 2;
+  const double sums = in.model().parallel_residual && !sp ? 1 : 2;
+  const double sum = sp ? one : 2 * one;
+  if (in.software.async_tensor && layout.overlap_input) {
+    part.leaves += sums * (sum - exposed(in.cluster, sum, in.pass.backward.matmul / 8));
+  }
+  if (!sp) return;
+  part.leaves += gathered * one;
+  part.later = gathered * one + 2 * exposed(in.cluster, one, in.pass.backward.matmul / 8);
+  part.wire_leaves = gathered * (layout.tp - 1.0) / layout.tp * activation;
+}
+
 // A norm of all of a token's heads: two sums for each, forward and backward, that are waited for.
 void add_norm_sums(const LinkInput& in, LinkPart& part) {
   const LayoutChoice& layout = in.layout;
@@ -201,6 +223,7 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
   LayerLinks links;
   if (layout.tp > 1) {
     links.tensor = tensor_part(in);
+    leave_for_later(in, links.tensor);
     if (work.model.qk_norm_whole) add_norm_sums(in, links.tensor);
   }
   if (layout.cp > 1) {

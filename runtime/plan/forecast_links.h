@@ -11,9 +11,12 @@ namespace mtl {
 // Of one kind of parallelism, one layer and micro-batch: seconds on the critical path, and bytes
 // that a rank sends. `again`: of a layer that is forwarded again; `unneeded`: how much less that is
 // for each group of such layers, since backward does not need what the last of them would send.
+// `leaves`: how much more backward is of a layer that leaves weights' gradients for later, of which
+// `later` comes with these.
 struct LinkPart {
   double forward = 0, backward = 0, again = 0, unneeded = 0;
-  double wire = 0, wire_again = 0, wire_unneeded = 0;
+  double leaves = 0, later = 0;
+  double wire = 0, wire_again = 0, wire_unneeded = 0, wire_leaves = 0;
 };
 struct LayerLinks {
   LinkPart tensor, context, expert;

@@ -143,14 +143,16 @@ double head_kept(const ModelShape& model, const KeptSizes& d) {
 
 double slots_of(const LayoutChoice& layout, int stage, double micro_batches) {
   const double all = micro_batches * layout.chunks;
+  const double later = layout.weights_later ? stage : 0;
   switch (layout.kind()) {
     case ScheduleKind::gpipe:
       break;
     case ScheduleKind::one_forward_one_backward:
-      return std::min<double>(layout.pp - stage, all);
+      return std::min<double>(layout.pp - stage + later, all);
     case ScheduleKind::interleaved:
-      return std::min(2.0 * (layout.pp - stage - 1) + (layout.chunks - 1.0) * layout.in_turn() + 1,
-                      all);
+      return std::min(
+          2.0 * (layout.pp - stage - 1) + (layout.chunks - 1.0) * layout.in_turn() + 1 + later,
+          all);
   }
   return all;
 }
@@ -279,9 +281,9 @@ void add_states(const MemoryInput& in, const HeldStage& held, MemoryForecast& on
 // is made again.
 double activations_of(const MemoryInput& in, const HeldStage& held) {
   const bool divide = in.layout.recompute.distribute;
-  double slot = 0, again = 0;
+  double slot = 0, again = 0, later = 0;
   for (const ChunkRange& chunk : held.chunks) {
-    double bytes = 0;
+    double bytes = 0, left = 0;
     if (chunk.embedding) bytes += 2 * in.d().n * 4;
     for (const LayerGroup& group : layer_groups(in.layout.recompute, chunk)) {
       double always = 0, made = 0, input = 0;
@@ -290,6 +292,7 @@ double activations_of(const MemoryInput& in, const HeldStage& held) {
         const LayerKept& kept = in.of(layer).kept(group.parts, float8);
         always += kept.always;
         made += kept.again;
+        if (!group.again) left += kept.later;
         input = kept.input;
       }
       if (group.again) {
@@ -302,8 +305,11 @@ double activations_of(const MemoryInput& in, const HeldStage& held) {
     }
     if (chunk.head) bytes += head_kept(in.model(), in.d());
     slot = std::max(slot, bytes);
+    later = std::max(later, left);
   }
-  return slots_of(in.layout, held.stage, in.micro_batches) * slot + again;
+  // Stage s leaves those of s passes, and has one that is under way.
+  later *= std::min<double>(held.stage + 1, in.micro_batches * in.layout.chunks);
+  return slots_of(in.layout, held.stage, in.micro_batches) * slot + later + again;
 }
 
 // What PyTorch's FSDP, tensor and pipeline parallelism keep beyond that.

@@ -38,6 +38,7 @@ LayoutChoice layout_of(const Plan& plan) {
   layout.chunks = plan.largest().shape.chunks;
   layout.schedule = plan.largest().shape.kind;
   layout.group = plan.largest().shape.group;
+  layout.weights_later = plan.largest().shape.weights_later;
   layout.sequence_parallel = plan.sequence_parallel;
   const ParamLayout& params = plan.stages.front().layout;
   layout.zero = params.zero;

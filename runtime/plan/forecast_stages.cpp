@@ -16,6 +16,12 @@ double StageTimes::backward() const {
                          [](double sum, const ChunkTimes& chunk) { return sum + chunk.backward; });
 }
 
+double StageTimes::weight_grads() const {
+  return std::accumulate(
+      chunks.begin(), chunks.end(), 0.0,
+      [](double sum, const ChunkTimes& chunk) { return sum + chunk.weight_grads; });
+}
+
 namespace {
 
 double stage_send_bytes(const Workload& work, const LayoutChoice& layout) {
@@ -87,6 +93,11 @@ std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& la
         tensor_back += alike.back(links.tensor);
         context += alike.layers * links.context.forward;
         context_back += alike.back(links.context);
+        const double leave =
+            alike.layers - (layout.recompute.full == Recompute::Full::none ? 0 : alike.again);
+        times.weight_grads += leave * (pass.later + links.tensor.later);
+        tensor_back += leave * links.tensor.leaves;
+        stage.links.tensor += leave * links.tensor.wire_leaves;
         expert += alike.layers * links.expert.forward;
         expert_back += alike.back(links.expert);
         stage.links.tensor += alike.wire(links.tensor);

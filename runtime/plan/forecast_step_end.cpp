@@ -50,8 +50,10 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
     const double weight = layout.float8.on && software.torch_fsdp ? 1 : element;
     const bool narrow = layout.zero > 0 && work.grad_reduce != DType::f32;
     const double grad = narrow ? bytes_of(work.grad_reduce) : software.grad_bytes;
+    // Gradients are complete when those of the weights are.
+    const double completing = layout.weights_later ? times.weight_grads() : times.backward();
     const auto beside_backward = [&](double time) {
-      return hidden_rest(cluster, layout.overlap_data, time, times.backward());
+      return hidden_rest(cluster, layout.overlap_data, time, completing);
     };
     if (layout.zero == 3) {
       // Weights before forward and before backward, gradients scattered, every micro-batch; each

@@ -32,6 +32,7 @@ struct BufferPlan {
   int64_t offset = 0;  // bytes from the start of the arena, a multiple of 256; of slot 0
   int64_t bytes = 0;
   bool in_slot = false;  // there is one per slot, MemoryPlan::slot_bytes apart
+  bool later = false;    // there is one per slot of these, MemoryPlan::later_bytes apart
   bool on_host = false;  // `offset` is from the start of the host's part
 };
 
@@ -40,6 +41,9 @@ struct MemoryPlan {
   // What forward keeps for backward, once per micro-batch and chunk that are under way.
   int64_t slots = 1;
   int64_t slot_bytes = 0;
+  // What backward leaves for later (Op::weight_grads), once per micro-batch that waits for it.
+  int64_t later_slots = 0;
+  int64_t later_bytes = 0;
   int64_t total_bytes = 0;
   // In the host's memory, where the device reaches it: no part of the above, nor of a category.
   int64_t host_bytes = 0;
@@ -61,6 +65,7 @@ struct MemoryNeeds {
   int64_t seq = 1;
   int64_t micro_batches = 1;  // per step, at most
   int64_t slots = 1;
+  int64_t later = 0;  // slots of what backward leaves for later; 0: it leaves nothing
   int tp = 1;
   int cp = 1;          // ranks that divide the tokens of a sequence
   int ep = 1;          // ranks that divide the experts
@@ -116,6 +121,18 @@ inline constexpr const char* kRopeTable = "rope";
 inline constexpr const char* kWindowRopeTable = "rope.window";
 // What a GPU's attention may use for its partial results in backward: memory of other phases.
 inline constexpr const char* kAttentionRoom = "attn.room";
+// What backward of a layer leaves for later, beside what forward has kept: gradients of what its
+// linears made. Of the stream behind a block; of blocks side by side there is one, attention's.
+inline constexpr const char* kAttentionStreamLater = "attn.later_dstream";
+inline constexpr const char* kMlpStreamLater = "mlp.later_dstream";
+inline constexpr const char* kQkvLater = "attn.later_dqkv";
+inline constexpr const char* kBeforeActLater = "mlp.later_dbefore_act";
+// Of a mixture also: of the experts' rows, times their weights; of the router; and of the block
+// that all tokens go through.
+inline constexpr const char* kWeightedLater = "mlp.later_dweighted";
+inline constexpr const char* kLogitsLater = "mlp.later_dlogits";
+inline constexpr const char* kSharedBeforeActLater = "mlp.later_dshared_before_act";
+inline constexpr const char* kSharedGateLater = "mlp.later_dshared_gate";
 // Where chunk `chunk` leaves its output for the next virtual stage.
 inline constexpr const char* kChunkOutput = "chunk.output";
 // The stream behind layer `layer`: the input of the next one, of the head, or the chunk's output.

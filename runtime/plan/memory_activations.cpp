@@ -124,6 +124,33 @@ void add_head(ArenaBuilder& arena, const ModelShape& shape, const MemoryNeeds& n
   arena.add("head.loss", DType::f32, {d.n});
 }
 
+// What backward of the layers of a group leaves for later.
+void add_later(ArenaBuilder& arena, const ModelShape& shape, const MemoryNeeds& needs,
+               const LayerGroup& group) {
+  if (!group.leaves_weights()) return;
+  const LayerShapes shapes(shape);
+  for (int64_t layer = group.first_layer; layer < group.end_layer(); ++layer) {
+    const ModelShape& of_layer = shapes.of(layer);
+    const RankDims d(of_layer, needs);
+    const auto add = [&](const char* name, std::vector<int64_t> dims) {
+      arena.add(layer_buffer(layer, name), needs.compute, std::move(dims));
+    };
+    add(kAttentionStreamLater, {d.stream, d.h});
+    add(kQkvLater, {d.n, d.qkv});
+    add(kBeforeActLater, {d.expert_rows, of_layer.mlp_parts() * d.ffn});
+    if (of_layer.experts > 0) {
+      add(kWeightedLater, {d.expert_rows, d.h});
+      add(kLogitsLater, {d.n, of_layer.experts});
+    }
+    if (d.shared > 0) {
+      add(kSharedBeforeActLater, {d.n, of_layer.mlp_parts() * d.shared});
+      if (of_layer.shared_gate) add(kSharedGateLater, {d.n, 1});
+    }
+    const bool reads_stream = of_layer.experts == 0 ? !of_layer.parallel_residual : d.shared > 0;
+    if (reads_stream) add(kMlpStreamLater, {d.stream, d.h});
+  }
+}
+
 }  // namespace
 
 void add_activations(ArenaBuilder& arena, const ModelShape& shape, const MemoryNeeds& needs) {
@@ -165,10 +192,22 @@ void add_activations(ArenaBuilder& arena, const ModelShape& shape, const MemoryN
     if (chunk.head) add_head(arena, shape, needs);
   }
   arena.repeat(slot, needs.slots);
+  arena.in_slot = false;
+  if (needs.later > 0) {
+    const int64_t later = arena.at();
+    arena.later = true;
+    for (const ChunkRange& chunk : needs.chunks) {
+      arena.go_to(later);
+      for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
+        add_later(arena, shape, needs, group);
+      }
+    }
+    arena.repeat_later(later, needs.later);
+    arena.later = false;
+  }
   arena.count(slot);
 
   const int64_t again = arena.at();
-  arena.in_slot = false;
   for (const ChunkRange& chunk : needs.chunks) {
     for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
       arena.go_to(again);

@@ -20,6 +20,7 @@ class ArenaBuilder {
   // Of the buffers that are added next.
   MemoryCategory category = MemoryCategory::weights;
   bool in_slot = false;
+  bool later = false;
   bool on_host = false;
 
   void add(std::string name, DType dtype, std::vector<int64_t> shape) {
@@ -31,6 +32,7 @@ class ArenaBuilder {
     for (int64_t d : shape) buffer.bytes *= d;
     buffer.shape = std::move(shape);
     buffer.in_slot = in_slot;
+    buffer.later = later;
     buffer.on_host = on_host;
     int64_t& at = on_host ? plan_.host_bytes : at_;
     buffer.offset = at;
@@ -44,12 +46,14 @@ class ArenaBuilder {
   void go_to_end() { at_ = end_; }
   // Everything since `from` belongs to the category.
   void count(int64_t from) { plan_.category_bytes[static_cast<size_t>(category)] += end_ - from; }
-  // What lies since `from` is slot 0 of `slots`.
+  // What lies since `from` is slot 0 of `slots`; of what is left for later.
   void repeat(int64_t from, int64_t slots) {
     plan_.slots = slots;
-    plan_.slot_bytes = end_ - from;
-    end_ += (slots - 1) * plan_.slot_bytes;
-    at_ = end_;
+    plan_.slot_bytes = repeated(from, slots);
+  }
+  void repeat_later(int64_t from, int64_t slots) {
+    plan_.later_slots = slots;
+    plan_.later_bytes = repeated(from, slots);
   }
   MemoryPlan take() {
     plan_.total_bytes = end_;
@@ -58,6 +62,13 @@ class ArenaBuilder {
 
  private:
   static constexpr int64_t kAlignBytes = 256;
+
+  int64_t repeated(int64_t from, int64_t slots) {
+    const int64_t bytes = end_ - from;
+    end_ += (slots - 1) * bytes;
+    at_ = end_;
+    return bytes;
+  }
 
   MemoryPlan plan_;
   int64_t at_ = 0;

@@ -36,6 +36,28 @@ DType compute_type(const std::string& dtype) {
   return dtype == "fp16" ? DType::f16 : DType::f32;
 }
 
+// FLOPs of a token's products that a backward leaves for later, where the schedule lets it.
+double flops_left_for_later(const Plan& plan, const std::vector<std::vector<ChunkRange>>& chunks) {
+  const LayerShapes shapes(plan.model);
+  double flops = 0;
+  const auto add_layer = [&](const ModelShape& layer) {
+    for (const LocalLinear& linear : layer_linears(layer, 1, 1)) {
+      if (linear.expert >= layer.experts_per_token) continue;  // a token has no more of them
+      flops += 2.0 * static_cast<double>(linear.in) * static_cast<double>(linear.out);
+    }
+  };
+  for (const std::vector<ChunkRange>& stage : chunks) {
+    for (const ChunkRange& chunk : stage) {
+      for (const LayerGroup& group : layer_groups(plan.recompute, chunk)) {
+        for (int64_t layer = group.first_layer; layer < group.end_layer(); ++layer) {
+          if (group.leaves_weights()) add_layer(shapes.of(layer));
+        }
+      }
+    }
+  }
+  return flops;
+}
+
 // How long a chunk takes against the others: its FLOPs, as a share of an evenly cut model's.
 ScheduleTimes schedule_times(const Plan& plan, const std::vector<std::vector<ChunkRange>>& chunks) {
   ScheduleTimes times;
@@ -43,9 +65,9 @@ ScheduleTimes schedule_times(const Plan& plan, const std::vector<std::vector<Chu
   const auto layers = [&](int64_t begin, int64_t end) {
     return flops_per_token_of_layers(model, plan.seq, begin, end);
   };
-  const double head = flops_per_token_of_head(model);
-  const double mean =
-      (layers(0, model.layers) + head) / static_cast<double>(chunks.size() * chunks.front().size());
+  const double head = flops_per_token_of_head(model), all = layers(0, model.layers) + head;
+  const double mean = all / static_cast<double>(chunks.size() * chunks.front().size());
+  times.weight_grads = (times.forward + times.backward) * flops_left_for_later(plan, chunks) / all;
   for (const std::vector<ChunkRange>& stage : chunks) {
     times.weight.emplace_back();
     for (const ChunkRange& chunk : stage) {
@@ -100,6 +122,24 @@ void check_buffers(const StepSchedule& step, const ResolvedSpec& resolved,
        .notes = {problem},
        .help = "use parallel.schedule=1f1b without parallel.virtual_group, a smaller "
                "train.micro_batch, or fewer micro-batches per step"});
+}
+
+// A schedule that divides what its backwards cannot divide.
+void warn_of_nothing_later(const Plan& plan, const ResolvedSpec& resolved,
+                           Diagnostics& diagnostics) {
+  const auto leaves = [](const StagePlan& stage) { return stage.memory.later_bytes > 0; };
+  if (!plan.largest().shape.weights_later ||
+      std::any_of(plan.stages.begin(), plan.stages.end(), leaves)) {
+    return;
+  }
+  diagnostics.add(
+      {.code = "schedule.nothing_later",
+       .what = "parallel.schedule zb-h1 has nothing to leave for later: every layer makes "
+               "attention, its MLP or all of itself again in backward, and gradients of weights "
+               "with that; stages wait as in 1f1b, and keep more",
+       .place = resolved.place_of("parallel.schedule"),
+       .help = "use parallel.schedule=1f1b, or recompute.modules of norm and mlp_act alone",
+       .severity = Diagnostic::Severity::warning});
 }
 
 // A launch's file asks for copies of shards whatever is launched, and a train.yaml for those of the
@@ -186,6 +226,7 @@ MemoryNeeds memory_needs(const Plan& plan, const TrainSpec& spec, int stage,
   needs.micro_batches = plan.largest().shape.micro_batches;
   // Phases with fewer micro-batches never need more slots than those with more.
   needs.slots = plan.largest().facts.slots[static_cast<size_t>(stage)];
+  needs.later = plan.largest().facts.later[static_cast<size_t>(stage)];
   needs.tp = sizes[Axis::tp];
   needs.cp = sizes[Axis::cp];
   needs.ep = sizes[Axis::ep];
@@ -290,6 +331,7 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
   for (int stage = 0; stage < layout.sizes[Axis::pp]; ++stage) {
     plan.stages.push_back(stage_plan(plan, spec, stage, chunks[static_cast<size_t>(stage)]));
   }
+  warn_of_nothing_later(plan, resolved, diagnostics);
   return plan;
 }
 

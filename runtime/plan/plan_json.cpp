@@ -20,7 +20,7 @@ namespace {
 // The programs are by far the longest part of a plan, so an instruction is a word: "step", or
 // `op:micro_batch.chunk`, with `@slot` behind where the activations have one. Words take a tenth of
 // the time and space of objects, and there is one form for small and large plans.
-std::string program_words(const Program& program) {
+std::string program_words(const Program& program, bool weights_later) {
   std::string words;
   const auto out = std::back_inserter(words);
   for (const Instruction& in : program) {
@@ -29,6 +29,8 @@ std::string program_words(const Program& program) {
     if (in.op == Op::reduce_grads || in.op == Op::step) continue;
     fmt::format_to(out, ":{}.{}", in.micro_batch, in.chunk);
     if (in.op != Op::recv_grad && in.op != Op::send_grad) fmt::format_to(out, "@{}", in.slot);
+    const bool gradients = in.op == Op::backward || in.op == Op::weight_grads;
+    if (weights_later && gradients) fmt::format_to(out, "/{}", in.later);
   }
   return words;
 }
@@ -99,6 +101,10 @@ nlohmann::json stage_json(const Plan& plan, const StagePlan& stage) {
   nlohmann::json memory = {{"total_bytes", stage.memory.total_bytes},
                            {"slots", stage.memory.slots},
                            {"slot_bytes", stage.memory.slot_bytes}};
+  if (stage.memory.later_slots > 0) {
+    memory["later_slots"] = stage.memory.later_slots;
+    memory["later_bytes"] = stage.memory.later_bytes;
+  }
   for (const bool hopper : {false, true}) {
     const GpuMemory gpu = gpu_memory(stage.kernels, hopper);
     memory["beside_it_on_gpu"][hopper ? "hopper" : "others"] = {{"kernels", gpu.scratch},
@@ -137,12 +143,19 @@ nlohmann::json stage_json(const Plan& plan, const StagePlan& stage) {
 
 nlohmann::json schedule_json(const StepSchedule& step) {
   nlohmann::json stages = nlohmann::json::array();
-  for (const Program& program : step.programs) stages.push_back(program_words(program));
-  return {{"kind", kind_name(step.shape.kind)}, {"micro_batches", step.shape.micro_batches},
-          {"chunks", step.shape.chunks},        {"group", step.shape.group},
-          {"bubble", step.facts.bubble},        {"makespan", step.facts.makespan},
-          {"ideal", step.facts.ideal},          {"peak_in_flight", step.facts.peak_in_flight},
-          {"slots", step.facts.slots},          {"stages", stages}};
+  for (const Program& program : step.programs)
+    stages.push_back(program_words(program, step.shape.weights_later));
+  return {{"kind", kind_name(step.shape.kind)},
+          {"micro_batches", step.shape.micro_batches},
+          {"chunks", step.shape.chunks},
+          {"group", step.shape.group},
+          {"weights_later", step.shape.weights_later},
+          {"bubble", step.facts.bubble},
+          {"makespan", step.facts.makespan},
+          {"ideal", step.facts.ideal},
+          {"peak_in_flight", step.facts.peak_in_flight},
+          {"slots", step.facts.slots},
+          {"stages", stages}};
 }
 
 }  // namespace

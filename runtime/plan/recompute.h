@@ -43,6 +43,9 @@ struct PartsAgain {
   bool mlp_activation = false;  // the output of the activation, from its input
   bool norms = false;           // the normalised rows, from the block's input
   bool mlp = false;             // all of the MLP, from its input
+  // Whether backward may leave gradients of weights for later (ZB-H1): what their products read is
+  // kept, or costs no product to make again then.
+  bool leaves_weights() const { return !core_attention && !mlp; }
   bool operator==(const PartsAgain&) const = default;
 };
 
@@ -71,6 +74,7 @@ struct LayerGroup {
   bool again = false;
   PartsAgain parts = {};
   int64_t end_layer() const { return first_layer + layers; }
+  bool leaves_weights() const { return !again && parts.leaves_weights(); }
 };
 std::vector<LayerGroup> layer_groups(const Recompute& recompute, const ChunkRange& chunk);
 // Layers of a chunk that backward makes again, if it makes any: of block the first ones, else all.

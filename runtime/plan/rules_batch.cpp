@@ -211,11 +211,13 @@ void check_schedule(const RuleInput& input, Layout& layout, RuleBook& book) {
   const int64_t pp = parallel.pp;
   layout.schedule.stages = parallel.pp;
   layout.schedule.chunks = parallel.virtual_stages;
-  const bool gpipe = parallel.schedule == "gpipe" && pp > 1;  // one stage has nothing to fill
+  // One stage has nothing to fill.
+  const bool gpipe = parallel.schedule == "gpipe" && pp > 1;
   const bool interleaved = parallel.virtual_stages > 1 && !gpipe;
   layout.schedule.kind = gpipe         ? ScheduleKind::gpipe
                          : interleaved ? ScheduleKind::interleaved
                                        : ScheduleKind::one_forward_one_backward;
+  layout.schedule.weights_later = parallel.schedule == "zb-h1" && pp > 1;
   if (!interleaved) {
     book.rule("schedule.group", "parallel.virtual_group", parallel.virtual_group == 0,
               fmt::format("parallel.virtual_group belongs to an interleaved schedule, and {}",

@@ -11,9 +11,9 @@
 namespace mtl {
 
 const char* op_name(Op op) {
-  static constexpr std::array kNames = {"load",      "recv_act",     "forward",
-                                        "send_act",  "recv_grad",    "backward",
-                                        "send_grad", "reduce_grads", "step"};
+  static constexpr std::array kNames = {"load",         "recv_act", "forward",   "send_act",
+                                        "recv_grad",    "backward", "send_grad", "weight_grads",
+                                        "reduce_grads", "step"};
   return kNames[static_cast<size_t>(op)];
 }
 
@@ -53,6 +53,22 @@ int warmup(const ScheduleShape& shape, int stage, int group) {
   return shape.micro_batches * shape.chunks;
 }
 
+// Slots of one pool: the lowest that is free is taken.
+class Slots {
+ public:
+  int take() {
+    if (free_.empty()) return used_++;
+    const int slot = free_.top();
+    free_.pop();
+    return slot;
+  }
+  void free(int slot) { free_.push(slot); }
+
+ private:
+  std::priority_queue<int, std::vector<int>, std::greater<>> free_;
+  int used_ = 0;  // slots 0 .. used_ - 1 are taken, or in free_
+};
+
 // Surrounds the forwards and backwards of one stage with their transfers, and gives them slots.
 class ProgramWriter {
  public:
@@ -60,11 +76,11 @@ class ProgramWriter {
       : shape_(shape),
         stage_(stage),
         slots_(static_cast<size_t>(shape.micro_batches * shape.chunks)) {
-    program_.reserve(slots_.size() * 6 + 2);
+    program_.reserve(slots_.size() * 7 + 2);
   }
 
   void forward(ChunkStep at) {
-    const int slot = take_slot();
+    const int slot = activations_.take();
     slots_[index(at)] = slot;
     if (first(at) || last(at)) add(Op::load, at, slot);
     if (!first(at)) add(Op::recv_act, at, slot);
@@ -75,9 +91,25 @@ class ProgramWriter {
   void backward(ChunkStep at) {
     const int slot = slots_[index(at)];
     if (!last(at)) add(Op::recv_grad, at);
-    add(Op::backward, at, slot);
-    free_.push(slot);
+    if (shape_.weights_later) {
+      const int later = gradients_.take();
+      add(Op::backward, at, slot, later);
+      left_.push({Op::weight_grads, at.micro_batch, at.chunk, slot, later});
+    } else {
+      add(Op::backward, at, slot);
+      activations_.free(slot);
+    }
     if (!first(at)) add(Op::send_grad, at);
+  }
+
+  // Passes whose weights' gradients have been left for later, and those of the first of them.
+  int left() const { return static_cast<int>(left_.size()); }
+  void weight_grads() {
+    const Instruction in = left_.front();
+    left_.pop();
+    program_.push_back(in);
+    activations_.free(in.slot);
+    gradients_.free(in.later);
   }
 
   Program finish() {
@@ -94,22 +126,16 @@ class ProgramWriter {
   size_t index(ChunkStep at) const {
     return static_cast<size_t>(at.chunk * shape_.micro_batches + at.micro_batch);
   }
-  void add(Op op, ChunkStep at, int slot = 0) {
-    program_.push_back({op, at.micro_batch, at.chunk, slot});
-  }
-  int take_slot() {
-    if (free_.empty()) return used_++;
-    const int slot = free_.top();
-    free_.pop();
-    return slot;
+  void add(Op op, ChunkStep at, int slot = 0, int later = 0) {
+    program_.push_back({op, at.micro_batch, at.chunk, slot, later});
   }
 
   const ScheduleShape& shape_;
   int stage_;
   Program program_;
   std::vector<int> slots_;  // of each (chunk, micro-batch)
-  std::priority_queue<int, std::vector<int>, std::greater<>> free_;
-  int used_ = 0;  // slots 0 .. used_ - 1 are taken, or in free_
+  Slots activations_, gradients_;
+  std::queue<Instruction> left_;  // weight_grads to come
 };
 
 }  // namespace
@@ -117,6 +143,7 @@ class ProgramWriter {
 std::vector<Program> make_schedule(const ScheduleShape& shape) {
   assert(shape.stages >= 1 && shape.chunks >= 1 && shape.micro_batches >= 1 && shape.group >= 0);
   assert(shape.chunks == 1 || shape.kind != ScheduleKind::one_forward_one_backward);
+  assert(!shape.weights_later || shape.kind != ScheduleKind::gpipe);
   const int group = shape.kind != ScheduleKind::interleaved ? shape.micro_batches
                     : shape.group > 0                       ? shape.group
                                                             : shape.stages;
@@ -133,7 +160,9 @@ std::vector<Program> make_schedule(const ScheduleShape& shape) {
     for (size_t i = 0; i < order.size() + ahead; ++i) {
       if (i < order.size() && exists(order[i])) writer.forward(order[i]);
       if (i >= ahead && exists(order[i - ahead])) writer.backward(reversed(order[i - ahead]));
+      if (writer.left() > stage) writer.weight_grads();
     }
+    while (writer.left() > 0) writer.weight_grads();
     programs.push_back(writer.finish());
   }
   return programs;

@@ -24,16 +24,19 @@ std::string chunk_letter(int chunk) {
 // unless it takes no time at all.
 struct Cell {
   int64_t begin = 0, end = 0;
-  bool backward = false;
+  Op op = Op::forward;
   std::string label;
 
   int64_t columns() const { return end - begin; }
   // Characters of its narrowest drawing: a forward needs a space behind it.
-  int64_t narrowest() const { return static_cast<int64_t>(label.size()) + (backward ? 2 : 1); }
+  int64_t narrowest() const {
+    return static_cast<int64_t>(label.size()) + (op == Op::forward ? 1 : 2);
+  }
   std::string text(int64_t column_width) const {
     const int64_t width = columns() * column_width;
-    return backward ? fmt::format("[{:<{}}]", label, width - 2)
-                    : fmt::format("{:<{}}", label, width);
+    if (op == Op::forward) return fmt::format("{:<{}}", label, width);
+    return op == Op::backward ? fmt::format("[{:<{}}]", label, width - 2)
+                              : fmt::format("({:<{}})", label, width - 2);
   }
 };
 
@@ -46,7 +49,7 @@ std::vector<std::vector<Cell>> cells_by_stage(const ScheduleShape& shape,
   for (const Span& span : facts.spans) {
     Cell cell = {.begin = column(span.start),
                  .end = column(span.end),
-                 .backward = span.op == Op::backward,
+                 .op = span.op,
                  .label = std::to_string(span.micro_batch)};
     if (shape.chunks > 1) cell.label += chunk_letter(span.chunk);
     if (cell.columns() > 0) rows[static_cast<size_t>(span.stage)].push_back(std::move(cell));
@@ -83,6 +86,12 @@ struct Color {
 };
 constexpr Color kForwardDark = {29, 78, 137}, kForwardLight = {170, 205, 240};
 constexpr Color kBackwardDark = {24, 105, 62}, kBackwardLight = {165, 220, 180};
+constexpr Color kWeightsDark = {140, 84, 10}, kWeightsLight = {236, 200, 150};
+
+// A step's class of style.
+char class_of(Op op) {
+  return op == Op::forward ? 'f' : op == Op::backward ? 'b' : 'w';
+}
 
 // Chunks go from dark to light; `part` is 0 for the first and 1 for the last.
 std::string shade(Color dark, Color light, double part) {
@@ -108,9 +117,10 @@ std::string style(int chunks) {
       ".idle{fill:#2a3038}}\n";
   for (int chunk = 0; chunk < chunks; ++chunk) {
     const double part = chunk_part(chunk, chunks);
-    css += fmt::format(".f{}{{fill:{}}}.b{}{{fill:{}}}", chunk,
-                       shade(kForwardDark, kForwardLight, part), chunk,
-                       shade(kBackwardDark, kBackwardLight, part));
+    css += fmt::format(".f{0}{{fill:{1}}}.b{0}{{fill:{2}}}.w{0}{{fill:{3}}}", chunk,
+                       shade(kForwardDark, kForwardLight, part),
+                       shade(kBackwardDark, kBackwardLight, part),
+                       shade(kWeightsDark, kWeightsLight, part));
   }
   return css;
 }
@@ -176,8 +186,10 @@ std::string schedule_text(const ScheduleShape& shape, const ScheduleFacts& facts
     text += '\n';
   }
   const char* through = shape.chunks > 1 ? "a" : "";
-  text += fmt::format("0{} forward of micro-batch 0{}, [0{}] its backward, - idle\n", through,
-                      shape.chunks > 1 ? " through chunk a" : "", through);
+  text += fmt::format(
+      "0{0} forward of micro-batch 0{1}, [0{0}] its backward, {2}- idle\n", through,
+      shape.chunks > 1 ? " through chunk a" : "",
+      shape.weights_later ? fmt::format("(0{}) its weights' gradients, ", through) : std::string());
   return text;
 }
 
@@ -216,7 +228,6 @@ std::string schedule_svg(const ScheduleShape& shape, const ScheduleFacts& facts,
                    facts.peak_in_flight[at]);
   }
   for (const Span& span : facts.spans) {
-    const bool backward = span.op == Op::backward;
     const double x = kLeft + span.start * scale;
     const double cell = (span.end - span.start) * scale;
     const double y = row_y(span.stage);
@@ -226,7 +237,7 @@ std::string schedule_svg(const ScheduleShape& shape, const ScheduleFacts& facts,
         "<rect class=\"{}{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{}\"/>",
         span.stage, op_name(span.op), span.micro_batch,
         shape.chunks > 1 ? fmt::format(" through chunk {}", span.chunk) : "", span.start, span.end,
-        backward ? 'b' : 'f', span.chunk, x, y,
+        class_of(span.op), span.chunk, x, y,
         // A hair of the row's grey between neighbours.
         std::max(cell - 0.8, cell / 2), kRow);
     const std::string label = std::to_string(span.micro_batch);
@@ -247,14 +258,16 @@ std::string schedule_svg(const ScheduleShape& shape, const ScheduleFacts& facts,
     x += 28 + 6.2 * static_cast<double>(name.size());
   };
   // Of many chunks the first and the last say it all.
-  for (const char op : {'f', 'b'}) {
-    const std::string name = op == 'f' ? "forward" : "backward";
+  for (const Op op : {Op::forward, Op::backward, Op::weight_grads}) {
+    if (op == Op::weight_grads && !shape.weights_later) continue;
+    const std::string name = op == Op::weight_grads ? "weights' gradients" : op_name(op);
+    const char css = class_of(op);
     if (shape.chunks == 1) {
-      legend(fmt::format("{}0", op), name);
+      legend(fmt::format("{}0", css), name);
       continue;
     }
-    legend(fmt::format("{}0", op), name + " chunk 0");
-    legend(fmt::format("{}{}", op, shape.chunks - 1), fmt::format("chunk {}", shape.chunks - 1));
+    legend(fmt::format("{}0", css), name + " chunk 0");
+    legend(fmt::format("{}{}", css, shape.chunks - 1), fmt::format("chunk {}", shape.chunks - 1));
   }
   legend("idle", "idle");
 

@@ -10,13 +10,15 @@ namespace mtl {
 
 // One line per stage and a legend, each with a newline at its end. A column is the time of the
 // smallest step: `3b` is the forward of micro-batch 3 through chunk b (no letter where there is one
-// chunk), `[3b]` its backward, `-` an idle column. Lines of more than `width` characters are cut
+// chunk), `[3b]` its backward, `(3b)` the gradients of weights that this has left for later, `-` an
+// idle column. Lines of more than `width` characters are cut
 // between two steps and end in ` ...`.
 std::string schedule_text(const ScheduleShape& shape, const ScheduleFacts& facts, int width);
 
-// An SVG document that needs nothing else: forwards blue, backwards green, chunks from dark to
-// light, idle time grey, readable on light and dark pages; each step names itself under the
-// pointer. The caption gives the bubble, each row its stage's peak in flight.
+// An SVG document that needs nothing else: forwards blue, backwards green, what they leave for
+// later ochre, chunks from dark to light, idle time grey, readable on light and dark pages; each
+// step names itself under the pointer. The caption gives the bubble, each row its stage's peak in
+// flight.
 std::string schedule_svg(const ScheduleShape& shape, const ScheduleFacts& facts,
                          const std::string& title);
 

@@ -24,8 +24,9 @@ constexpr Ops ops(T... op) {
 }
 
 // Everything that a virtual stage does for a micro-batch, each once.
-Ops all_ops(bool first, bool last) {
+Ops all_ops(bool first, bool last, bool weights_later) {
   Ops all = ops(Op::forward, Op::backward);
+  if (weights_later) all |= bit(Op::weight_grads);
   if (first || last) all |= bit(Op::load);
   if (!first) all |= ops(Op::recv_act, Op::send_grad);
   if (!last) all |= ops(Op::send_act, Op::recv_grad);
@@ -42,6 +43,7 @@ Ops ops_before(Op op) {
     case Op::backward:
       return ops(Op::forward, Op::recv_grad);
     case Op::send_grad:
+    case Op::weight_grads:
       return bit(Op::backward);
     default:
       return 0;
@@ -75,9 +77,11 @@ struct Stage {
   double work = 0;
   int in_flight = 0;
   int peak = 0;
-  std::vector<Ops> done;           // of each pair: chunk * micro_batches + micro_batch
-  std::vector<int> slots;          // the pair that each slot holds, or kFree
-  std::vector<int> next_backward;  // per chunk: lowest micro-batch that may come
+  std::vector<Ops> done;  // of each pair: chunk * micro_batches + micro_batch
+  // The pair that each slot holds, or kFree: of activations, and of what is left for later.
+  std::vector<int> slots, later;
+  // Per chunk: lowest micro-batch that may come.
+  std::vector<int> next_backward, next_weight_grads;
   Channel activations, gradients;
   bool reduced = false;
   bool stepped = false;
@@ -94,8 +98,9 @@ class Simulation {
     for (Stage& stage : stages_) {
       stage.done.assign(pairs, 0);
       stage.next_backward.assign(static_cast<size_t>(shape.chunks), 0);
+      stage.next_weight_grads = stage.next_backward;
     }
-    facts_.spans.reserve(2 * pairs * stages_.size());
+    facts_.spans.reserve((shape.weights_later ? 3 : 2) * pairs * stages_.size());
   }
 
   std::optional<ScheduleFacts> run() {
@@ -123,6 +128,9 @@ class Simulation {
   std::string take_problem() { return std::move(problem_); }
 
  private:
+  Ops all_of(int s, int chunk) const {
+    return all_ops(first(s, chunk), last(s, chunk), shape_.weights_later);
+  }
   bool first(int s, int chunk) const { return s == 0 && chunk == 0; }
   bool last(int s, int chunk) const { return s == shape_.stages - 1 && chunk == shape_.chunks - 1; }
   int pair(const Instruction& in) const { return in.chunk * shape_.micro_batches + in.micro_batch; }
@@ -152,7 +160,7 @@ class Simulation {
     if (in.chunk < 0 || in.chunk >= shape_.chunks) return fail(s, in, "there is no such chunk");
 
     Ops& done = stage.done[static_cast<size_t>(pair(in))];
-    const Ops all = all_ops(first(s, in.chunk), last(s, in.chunk));
+    const Ops all = all_of(s, in.chunk);
     if ((all & bit(in.op)) == 0) return fail(s, in, "this virtual stage has none");
     if ((done & bit(in.op)) != 0) return fail(s, in, "it is run twice");
     const Ops missing = ops_before(in.op) & all & ~done;
@@ -181,16 +189,24 @@ class Simulation {
         return Outcome::done;
       case Op::backward: {
         if (!holds(stage, in)) return fail_slot(s, in);
-        int& next = stage.next_backward[static_cast<size_t>(in.chunk)];
-        if (in.micro_batch < next) {
-          return fail(s, in, "a later micro-batch's has run: gradients are added in another order");
+        if (!ascends(stage.next_backward, in)) return fail_order(s, in);
+        if (shape_.weights_later) {
+          if (take_slot(s, stage.later, in.later, in) == Outcome::failed) return Outcome::failed;
+          compute(s, stage, in, times_.backward - times_.weight_grads);
+          return Outcome::done;
         }
-        next = in.micro_batch + 1;
-        stage.slots[static_cast<size_t>(in.slot)] = kFree;
-        --stage.in_flight;
+        end_backward(stage, in);
         compute(s, stage, in, times_.backward);
         return Outcome::done;
       }
+      case Op::weight_grads:
+        if (!holds(stage, in)) return fail_slot(s, in);
+        if (!held(stage.later, in.later, in)) return fail_slot(s, in, in.later);
+        if (!ascends(stage.next_weight_grads, in)) return fail_order(s, in);
+        end_backward(stage, in);
+        stage.later[static_cast<size_t>(in.later)] = kFree;
+        compute(s, stage, in, times_.weight_grads);
+        return Outcome::done;
       case Op::send_act: {
         if (!holds(stage, in)) return fail_slot(s, in);
         const bool wraps = s == shape_.stages - 1;
@@ -207,6 +223,21 @@ class Simulation {
         break;  // finish_step's
     }
     return Outcome::done;
+  }
+
+  static bool ascends(std::vector<int>& lowest, const Instruction& in) {
+    int& next = lowest[static_cast<size_t>(in.chunk)];
+    if (in.micro_batch < next) return false;
+    next = in.micro_batch + 1;
+    return true;
+  }
+  Outcome fail_order(int s, const Instruction& in) {
+    return fail(s, in, "a later micro-batch's has run: gradients are added in another order");
+  }
+
+  static void end_backward(Stage& stage, const Instruction& in) {
+    stage.slots[static_cast<size_t>(in.slot)] = kFree;
+    --stage.in_flight;
   }
 
   void compute(int s, Stage& stage, const Instruction& in, double time) {
@@ -239,34 +270,43 @@ class Simulation {
   }
 
   Outcome take_slot(int s, Stage& stage, const Instruction& in) {
-    const auto slot = static_cast<size_t>(in.slot);
-    if (in.slot < 0 || slot >= stage.done.size()) {
-      return fail(s, in, fmt::format("slot {}: there is no such slot", in.slot));
-    }
     // The last virtual stage has both a load and a receive: the second finds the slot taken.
-    const bool taken = stage.done[static_cast<size_t>(pair(in))] != 0;
-    if (taken && !holds(stage, in)) return fail_slot(s, in);
-    if (slot >= stage.slots.size()) stage.slots.resize(slot + 1, kFree);
-    const int holder = stage.slots[slot];
-    if (!taken && holder != kFree) {
-      return fail(s, in, fmt::format("slot {} still holds {}", in.slot, pair_text(holder)));
+    if (stage.done[static_cast<size_t>(pair(in))] != 0) {
+      return holds(stage, in) ? Outcome::done : fail_slot(s, in);
     }
-    stage.slots[slot] = pair(in);
+    return take_slot(s, stage.slots, in.slot, in);
+  }
+  Outcome take_slot(int s, std::vector<int>& slots, int number, const Instruction& in) {
+    const auto slot = static_cast<size_t>(number);
+    if (number < 0 || slot >= stages_.front().done.size()) {
+      return fail(s, in, fmt::format("slot {}: there is no such slot", number));
+    }
+    if (slot >= slots.size()) slots.resize(slot + 1, kFree);
+    if (slots[slot] != kFree) {
+      return fail(s, in, fmt::format("slot {} still holds {}", number, pair_text(slots[slot])));
+    }
+    slots[slot] = pair(in);
     return Outcome::done;
   }
 
-  bool holds(const Stage& stage, const Instruction& in) const {
-    return in.slot >= 0 && static_cast<size_t>(in.slot) < stage.slots.size() &&
-           stage.slots[static_cast<size_t>(in.slot)] == pair(in);
+  bool held(const std::vector<int>& slots, int number, const Instruction& in) const {
+    return number >= 0 && static_cast<size_t>(number) < slots.size() &&
+           slots[static_cast<size_t>(number)] == pair(in);
   }
-  Outcome fail_slot(int s, const Instruction& in) {
-    return fail(s, in, fmt::format("slot {} does not hold it", in.slot));
+  bool holds(const Stage& stage, const Instruction& in) const {
+    return held(stage.slots, in.slot, in);
+  }
+  Outcome fail_slot(int s, const Instruction& in) { return fail_slot(s, in, in.slot); }
+  Outcome fail_slot(int s, const Instruction& in, int slot) {
+    return fail(s, in, fmt::format("slot {} does not hold it", slot));
   }
 
   Outcome finish_step(int s, Stage& stage, const Instruction& in) {
+    const Op end = shape_.weights_later ? Op::weight_grads : Op::backward;
     for (size_t i = 0; i < stage.done.size(); ++i) {
-      if ((stage.done[i] & bit(Op::backward)) == 0) {
-        return fail(s, in, pair_text(static_cast<int>(i)) + " has no backward yet");
+      if ((stage.done[i] & bit(end)) == 0) {
+        return fail(s, in,
+                    fmt::format("{} has no {} yet", pair_text(static_cast<int>(i)), op_name(end)));
       }
     }
     if (in.op == Op::reduce_grads && stage.reduced) return fail(s, in, "it is run twice");
@@ -291,7 +331,7 @@ class Simulation {
       const Stage& stage = stages_[static_cast<size_t>(s)];
       for (size_t i = 0; i < stage.done.size(); ++i) {
         const int chunk = static_cast<int>(i) / shape_.micro_batches;
-        const Ops missing = all_ops(first(s, chunk), last(s, chunk)) & ~stage.done[i];
+        const Ops missing = all_of(s, chunk) & ~stage.done[i];
         if (missing != 0) {
           problem_ = fmt::format("stage {}: {} is left over: no {}", s,
                                  pair_text(static_cast<int>(i)), first_name(missing));
@@ -310,6 +350,7 @@ class Simulation {
     for (const Stage& stage : stages_) {
       facts_.peak_in_flight.push_back(stage.peak);
       facts_.slots.push_back(static_cast<int>(stage.slots.size()));
+      facts_.later.push_back(static_cast<int>(stage.later.size()));
       facts_.makespan = std::max(facts_.makespan, stage.clock);
       facts_.ideal = std::max(facts_.ideal, stage.work);
     }

@@ -75,6 +75,11 @@ LinkBytes tensor_per_micro_batch(const ModelShape& shape, const MemoryNeeds& nee
   LinkBytes bytes;
   int64_t norms = 2 * chunk.layers;  // of all heads, each way: a sum for queries, one for keys
   for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
+    if (needs.later > 0 && group.leaves_weights()) {
+      // What is added to the stream, once more when products read it; experts have rows of it.
+      const int64_t mixtures = shape.mixtures_in(group.first_layer, group.end_layer());
+      gathers += 2 * group.layers - (shape.shared_ffn > 0 ? 0 : mixtures);
+    }
     if (!group.again) continue;
     norms += group.layers;
     gathers += 2 * group.layers;

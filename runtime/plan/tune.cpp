@@ -111,8 +111,12 @@ class Search {
             if (mb > options_.max_micro_batch) break;
             layout.micro_batch = mb;
             layout.recompute = {};
+            layout.weights_later = false;
             if (!impossible(work_, layout).empty()) continue;
             if (options_.only_run_here && leave_out(layout)) continue;
+            look(layout);
+            if (layout.pp == 1) continue;
+            layout.weights_later = true;
             look(layout);
           }
         }
@@ -200,6 +204,7 @@ std::string gb(double bytes) {
 std::string layout_words(const LayoutChoice& layout) {
   std::string text = fmt::format("tp {}, pp {}", layout.tp, layout.pp);
   if (layout.chunks > 1) text += fmt::format(" x {} chunks", layout.chunks);
+  if (layout.weights_later) text += " in ZB-H1";
   if (layout.cp > 1) text += fmt::format(", cp {}", layout.cp);
   if (layout.ep > 1) text += fmt::format(", ep {}", layout.ep);
   text += fmt::format(", dp {}, ZeRO-{}{}, micro-batch {}", layout.dp, layout.zero,
@@ -362,6 +367,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(const Workload& wor
   if (layout.pp > 1) {
     const bool even = work.model.layers % (layout.pp * layout.chunks) == 0;
     settings.emplace_back("parallel.stage_layout", even ? "uniform" : "balanced");
+    settings.emplace_back("parallel.schedule", layout.weights_later ? "zb-h1" : "1f1b");
   }
   const Recompute& recompute = layout.recompute;
   const std::string modules = modules_of(recompute);

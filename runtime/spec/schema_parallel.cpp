@@ -93,14 +93,22 @@ Section parallel_section() {
               {.key = "parallel.schedule",
                .field = [](TrainSpec& s) -> Field { return &s.parallel.schedule; },
                .doc = "Order of the micro-batches in the pipeline; the result is the same.",
-               .choices = {{"1f1b",
-                            "one forward, one backward; interleaved with several virtual "
-                            "stages"},
-                           {"gpipe", "all forwards, then all backwards"}},
+               .choices =
+                   {{"1f1b",
+                     "one forward, one backward; interleaved with several virtual "
+                     "stages"},
+                    {"gpipe", "all forwards, then all backwards"},
+                    {"zb-h1",
+                     "1f1b, interleaved or not, whose stages make gradients of weights where "
+                     "they would wait: a third of its bubble, and on no stage more under way "
+                     "than it has on the first"}},
                .refused = {{"interleaved", "1f1b", ""},
                            {"interleaved1f1b", "1f1b", ""},
-                           {"zb-h1", "", kNotYet},
-                           {"zero-bubble", "", kNotYet},
+                           {"zb_h1", "zb-h1", ""},
+                           {"zero-bubble", "zb-h1", ""},
+                           {"zb1p", "zb-h1", ""},
+                           {"interleavedzerobubble", "zb-h1", ""},
+                           {"zbvzerobubble", "", kNotYet},
                            {"dualpipev", "", kNotYet}},
                .known_as = {"pipeline_schedule", "pipeline_parallel_schedule"}},
               {.key = "parallel.stage_layout",

@@ -110,7 +110,7 @@ struct TrainSpec {
     std::string sp = "auto";        // auto (on when tp > 1 and tokens divide) | true | false
     int virtual_stages = 1;         // chunks of layers per pipeline rank
     int64_t virtual_group = 0;      // micro-batches that take one chunk in turn; 0 = auto: pp
-    std::string schedule = "1f1b";  // 1f1b (interleaved when virtual_stages > 1) | gpipe
+    std::string schedule = "1f1b";  // 1f1b (interleaved when virtual_stages > 1) | gpipe | zb-h1
     // Layers of each of the pp * virtual_stages virtual stages, in order; empty = stage_balance
     // decides (parallel.stage_layout: uniform | balanced | [3, 4, ...]).
     std::vector<int64_t> stage_layout;

@@ -22,6 +22,7 @@ void draw_pipeline(Draw& draw, const Settings& common, Settings& s) {
   if (chunks > 1) s.set("parallel.virtual_stages", chunks);
   const bool gpipe = draw.chance(0.25);
   if (gpipe) s.set("parallel.schedule", "gpipe");
+  if (!gpipe && draw.chance(0.4)) s.set("parallel.schedule", "zb-h1");
   if (chunks > 1 && !gpipe && draw.chance(0.3)) s.set("parallel.virtual_group", pp + draw.below(3));
   const int64_t cut = draw.below(3);
   if (cut == 0) s.set("parallel.stage_layout", "balanced");

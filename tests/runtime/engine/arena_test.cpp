@@ -113,6 +113,10 @@ TEST_CASE("a step touches the pages of the planned arena") {
       {"pp 2", {.pp = 2}},
       {"pp 2 virtual 2", {.pp = 2, .virtual_stages = 2}},
       {"pp 2 gpipe", {.pp = 2}, [](TrainSpec& s) { s.parallel.schedule = "gpipe"; }},
+      {"pp 2 zb-h1", {.pp = 2}, [](TrainSpec& s) { s.parallel.schedule = "zb-h1"; }},
+      {"pp 2 virtual 2 zb-h1",
+       {.pp = 2, .virtual_stages = 2},
+       [](TrainSpec& s) { s.parallel.schedule = "zb-h1"; }},
   };
   const SyntheticTokens source(20'000, [](int64_t i) { return static_cast<int32_t>(i % kVocab); });
   for (const bool llama : {false, true}) {

@@ -203,6 +203,11 @@ TEST_CASE("an overflow of gradients alone is found in backward") {
   TrainSpec full = spec;
   full.recompute.mode = "full";
   CHECK(note(full, {.pp = 2}) == gradient + "rank 1");
+  // What is left for later still has no number of the step that went wrong.
+  TrainSpec later = spec;
+  later.parallel.schedule = "zb-h1";
+  CHECK(note(later, {.pp = 2}) == gradient + "rank 1");
+  CHECK(note(later, {.pp = 4}) == gradient + "rank 2");
 }
 
 TEST_CASE("health.nan=skip leaves the step out and goes on") {

@@ -80,6 +80,9 @@ inline void zero3(TrainSpec& s) {
 inline void gpipe(TrainSpec& s) {
   s.parallel.schedule = "gpipe";
 }
+inline void zb_h1(TrainSpec& s) {
+  s.parallel.schedule = "zb-h1";
+}
 inline void full(TrainSpec& s) {
   s.recompute.mode = "full";
 }

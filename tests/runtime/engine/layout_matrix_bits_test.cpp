@@ -21,6 +21,24 @@ TEST_CASE("layout matrix: pipelines and schedules and recompute and ZeRO-1 have 
       {"pp 4 virtual 2", {.pp = 4, .virtual_stages = 2}, same, true},
       {"pp 2 virtual 4", {.pp = 2, .virtual_stages = 4}},
       {"pp 2 gpipe", {.pp = 2}, gpipe},
+      {"pp 2 zb-h1", {.pp = 2}, zb_h1, true},
+      {"pp 4 zb-h1", {.pp = 4}, zb_h1},
+      {"pp 2 virtual 2 zb-h1", {.pp = 2, .virtual_stages = 2}, zb_h1},
+      {"pp 4 virtual 2 zb-h1", {.pp = 4, .virtual_stages = 2}, zb_h1},
+      {"pp 2 zb-h1 recompute of what costs no product",
+       {.pp = 2},
+       [](TrainSpec& s) {
+         zb_h1(s);
+         s.recompute.mode = "selective";
+         s.recompute.modules = {"mlp_act", "norm"};
+       },
+       true},
+      {"pp 2 zb-h1 recompute of some layers",
+       {.pp = 2},
+       [](TrainSpec& s) {
+         zb_h1(s);
+         some_layers(s);
+       }},
       {"pp 2 uneven",
        {.pp = 2},
        [](TrainSpec& s) {

@@ -28,7 +28,7 @@ TEST_CASE("layout matrix: layers with and without windows and rotations stay nea
   const std::vector<Row> rows = {
       {{.tp = 2}, true, {{"pp 2", {.tp = 2, .pp = 2}}}},
       {{.cp = 2}, false, {{"full recompute", {.cp = 2}, full}}},
-      {{.tp = 2, .cp = 2}, true, {}},
+      {{.tp = 2, .cp = 2}, true, {{"pp 2 zb-h1", {.tp = 2, .pp = 2, .cp = 2}, zb_h1}}},
   };
   check_rows(spec_of(Model::layers), rows, true, [](const Row&) { return kFp32; });
 }

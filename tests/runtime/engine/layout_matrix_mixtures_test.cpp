@@ -64,11 +64,17 @@ TEST_CASE("layout matrix: blocks for all tokens, gates and biases of experts do 
   };
   const auto mlp = with_modules({"mlp"});
   const auto mlp_act = with_modules({"core_attn", "mlp_act", "norm"});
+  const auto later_again = [&](TrainSpec& s) {
+    with_modules({"mlp_act", "norm"})(s);
+    zb_h1(s);
+  };
   const std::vector<Row> rows = {
       {{},
        false,
        {{"pp 4 virtual 2", {.pp = 4, .virtual_stages = 2}},
         {"pp 2 gpipe", {.pp = 2}, gpipe},
+        {"pp 2 zb-h1", {.pp = 2}, zb_h1},
+        {"pp 2 zb-h1 recompute", {.pp = 2}, later_again},
         {"mlp recompute", {}, mlp},
         {"mlp activation recompute", {}, mlp_act},
         {"recompute of some layers", {}, some_layers},
@@ -82,12 +88,15 @@ TEST_CASE("layout matrix: blocks for all tokens, gates and biases of experts do 
       {{.tp = 2}, false, {{"pp 2", {.tp = 2, .pp = 2}}, {"mlp recompute", {.tp = 2}, mlp}}},
       {{.tp = 4},
        true,
-       {{"full recompute", {.tp = 4}, full}, {"selective recompute", {.tp = 4}, selective}}},
+       {{"full recompute", {.tp = 4}, full},
+        {"pp 2 zb-h1", {.tp = 4, .pp = 2}, zb_h1},
+        {"selective recompute", {.tp = 4}, selective}}},
       {{.cp = 2}, false, {{"mlp recompute", {.cp = 2}, mlp}}},
       {{.ep = 2},
        false,
        {{"zero 0", {.ep = 2}, zero0},
         {"pp 2", {.pp = 2, .ep = 2}},
+        {"pp 2 zb-h1", {.pp = 2, .ep = 2}, zb_h1},
         {"mlp activation recompute", {.ep = 2}, mlp_act},
         {"recompute of some layers", {.ep = 2}, some_layers},
         {"full recompute", {.ep = 2}, full}}},
@@ -102,8 +111,11 @@ TEST_CASE("layout matrix: blocks for all tokens, gates and biases of experts do 
     check_rows(spec, balanced ? rows : of_block, true, [](const Row&) { return kFp32; });
     // Tokens of a layer in turns.
     spec.parallel.ep_room = 1;
-    check_rows(spec, {{{.ep = 4}, false, {{"mlp recompute", {.ep = 4}, mlp}}}}, true,
-               [](const Row&) { return kFp32; });
+    check_rows(spec,
+               {{{.ep = 4},
+                 false,
+                 {{"mlp recompute", {.ep = 4}, mlp}, {"pp 2 zb-h1", {.pp = 2, .ep = 4}, zb_h1}}}},
+               true, [](const Row&) { return kFp32; });
     // Gradients and weights in shards, of one micro-batch.
     TrainSpec one = spec;
     one.train.micro_batch = 2;

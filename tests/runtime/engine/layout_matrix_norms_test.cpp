@@ -39,6 +39,7 @@ TEST_CASE("layout matrix: norms behind blocks, pipelines and recompute have the 
       if (!kSanitized) CHECK(single.losses.back() < single.losses.front());
       check_variants(spec, single,
                      {{"pp 4 virtual 2", {.pp = 4, .virtual_stages = 2}},
+                      {"pp 4 zb-h1", {.pp = 4}, zb_h1},
                       {"recompute modules", {}, selective},
                       {"recompute of some layers", {}, some_layers},
                       {"recompute full", {}, full},
@@ -66,6 +67,7 @@ TEST_CASE("layout matrix: norms behind blocks, and of heads that are divided, st
       {{.tp = 2},
        true,
        {{"pp 2 virtual 2", {.tp = 2, .pp = 2, .virtual_stages = 2}},
+        {"pp 2 zb-h1", {.tp = 2, .pp = 2}, zb_h1},
         {"recompute modules", {.tp = 2}, selective},
         {"full recompute of 3", {.tp = 2}, full_of_3}}},
       {{.tp = 4}, false, {}},
@@ -86,6 +88,7 @@ TEST_CASE("layout matrix: norms behind mixtures of experts") {
       {{},
        false,
        {{"pp 2", {.pp = 2}},
+        {"pp 2 zb-h1", {.pp = 2}, zb_h1},
         {"recompute modules", {}, selective},
         {"full recompute of 3", {}, full_of_3}}},
       {{.tp = 2}, true, {{"full recompute", {.tp = 2}, full}}},

@@ -34,6 +34,7 @@ TEST_CASE("layout matrix: blocks side by side, pipelines and recompute have the 
   if (!kSanitized) CHECK(single.losses.back() < single.losses.front());
   check_variants(spec, single,
                  {{"pp 4 virtual 2", {.pp = 4, .virtual_stages = 2}},
+                  {"pp 4 zb-h1", {.pp = 4}, zb_h1},
                   {"recompute modules", {}, all_modules},
                   {"recompute mlp", {}, mlp},
                   {"recompute of some layers", {}, some_layers},
@@ -58,6 +59,7 @@ TEST_CASE("layout matrix: blocks side by side, divided, stay near one rank") {
       {{.tp = 2},
        false,
        {{"pp 2", {.tp = 2, .pp = 2}},
+        {"pp 2 zb-h1", {.tp = 2, .pp = 2}, zb_h1},
         {"recompute modules", {.tp = 2}, all_modules},
         {"recompute mlp", {.tp = 2}, mlp},
         {"full recompute of 3", {.tp = 2}, full_of_3},
@@ -65,6 +67,7 @@ TEST_CASE("layout matrix: blocks side by side, divided, stay near one rank") {
       {{.tp = 2},
        true,
        {{"pp 2 virtual 2", {.tp = 2, .pp = 2, .virtual_stages = 2}},
+        {"pp 2 zb-h1", {.tp = 2, .pp = 2}, zb_h1},
         {"recompute modules", {.tp = 2}, all_modules},
         {"recompute mlp", {.tp = 2}, mlp},
         {"full recompute of 3", {.tp = 2}, full_of_3}}},

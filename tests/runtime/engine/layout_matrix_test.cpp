@@ -68,6 +68,12 @@ TEST_CASE("layout matrix: TP and SP and DP stay near one rank and keep their bit
        true,
        {{"zero 0", {.tp = 2, .dp = 2}, zero0},
         {"pp 2", {.tp = 2, .dp = 2, .pp = 2}, same, true},
+        {"pp 2 zb-h1 small buckets",
+         {.tp = 2, .dp = 2, .pp = 2},
+         [](TrainSpec& s) {
+           zb_h1(s);
+           small_buckets(s);
+         }},
         {"pp 2 virtual 2 small buckets",
          {.tp = 2, .dp = 2, .pp = 2, .virtual_stages = 2},
          small_buckets},
@@ -104,6 +110,7 @@ TEST_CASE("layout matrix: sequences divided over ranks (CP) stay near whole ones
        false,
        {{"pp 2", {.pp = 2, .cp = 2}, same, true},
         {"pp 2 virtual 2", {.pp = 2, .virtual_stages = 2, .cp = 2}},
+        {"pp 4 zb-h1", {.pp = 4, .cp = 2}, zb_h1, true},
         {"zero 0", {.cp = 2}, zero0},
         {"small buckets", {.cp = 2}, small_buckets},
         {"full recompute", {.cp = 2}, full, true},

@@ -236,6 +236,19 @@ TEST_CASE("replayed passes: pipelines") {
   compare(llama_spec(), {.pp = 2, .virtual_stages = 2}, {.recordings = 8, .launches = 50});
 }
 
+// Backward is one recording, and what it leaves for later another.
+TEST_CASE("replayed passes: weights' gradients that come later") {
+  TrainSpec spec = with_dropout(gpt2_spec());
+  spec.parallel.schedule = "zb-h1";
+  const Story later = compare(spec, {.pp = 2}, {.recordings = 14, .launches = 70});
+  spec.parallel.schedule = "1f1b";
+  const Story at_once = compare(spec, {.pp = 2}, {.recordings = 8, .launches = 50});
+  CHECK(later.masters == at_once.masters);
+  TrainSpec llama = llama_spec("fp8");
+  llama.parallel.schedule = "zb-h1";
+  compare(llama, {.dp = 2, .pp = 2}, {.recordings = 70, .launches = 260});
+}
+
 // The masks of every step and micro-batch are others, in memory that a recording reads: one that
 // kept a number of the pass that it was made of would drop the wrong elements.
 TEST_CASE("replayed passes: dropout on one GPU and in pipelines") {

@@ -180,6 +180,15 @@ std::function<void(TrainSpec&)> both(void (*a)(TrainSpec&), void (*b)(TrainSpec&
   };
 }
 
+void zb_h1(TrainSpec& s) {
+  s.parallel.schedule = "zb-h1";
+}
+void later_of_some_layers(TrainSpec& s) {
+  zb_h1(s);
+  sequence_parallel(s);
+  some_layers(s);
+}
+
 const Variant kVariants[] = {
     {"one rank", {}},
     {"tp 2", {.tp = 2}},
@@ -201,6 +210,14 @@ const Variant kVariants[] = {
     {"pp 2", {.pp = 2}},
     {"pp 4 full", {.pp = 4}, block_of_1},
     {"pp 2 gpipe", {.pp = 2}, [](TrainSpec& s) { s.parallel.schedule = "gpipe"; }},
+    {"pp 2 zb-h1", {.pp = 2}, zb_h1},
+    {"tp 2 pp 2 zb-h1", {.tp = 2, .pp = 2}, zb_h1},
+    {"tp 2 pp 2 zb-h1 sp", {.tp = 2, .pp = 2}, both(sequence_parallel, zb_h1)},
+    {"tp 2 pp 2 virtual 2 zb-h1 sp",
+     {.tp = 2, .pp = 2, .virtual_stages = 2},
+     both(sequence_parallel, zb_h1)},
+    {"tp 2 pp 2 zb-h1 sp some layers", {.tp = 2, .pp = 2}, later_of_some_layers},
+    {"dp 2 pp 2 zb-h1 small buckets", {.dp = 2, .pp = 2}, both(zb_h1, small_buckets)},
     {"pp 2 uneven",
      {.pp = 2},
      [](TrainSpec& s) {

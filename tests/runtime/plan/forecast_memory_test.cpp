@@ -65,6 +65,7 @@ TEST_CASE("memory is that of the arena within 2 percent in every layout that the
                   spec.parallel.pp = pp;
                   spec.parallel.virtual_stages = chunks;
                   spec.parallel.zero = zero;
+                  if (pp > 1 && zero == 0) spec.parallel.schedule = "zb-h1";
                   if (larger) spec.parallel.bucket_mb = 100;
                   spec.precision.dtype = dtype;
                   const std::string kind = mode;

@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 
+#include "runtime/plan/cluster_simulation.h"
 #include "runtime/plan/forecast_cases.h"
 #include "runtime/plan/forecast_compute.h"
 #include "runtime/plan/tune.h"
@@ -156,6 +157,58 @@ TEST_CASE("a step is the sum of its parts and more of anything costs time") {
   const Forecast ring = forecast(work, context, h100);
   CHECK(ring.time.context > 0);
   CHECK(ring.not_run == std::vector<std::string>{"context parallelism of more ranks than heads"});
+}
+
+TEST_CASE("ZB-H1 is foreseen with a third of the bubble, but of layers that are made again") {
+  const Cluster& cluster = *find_cluster("h100-80g");
+  TrainSpec spec = llama_like();
+  spec.train.global_batch = 128;
+  for (const bool experts : {false, true}) {
+    if (experts) spec.model.moe = mixture_of_4();
+    Workload work = workload_of(plan_of(spec, 8));
+    work.compute = DType::bf16;
+    for (const auto& [chunks, tp, mode] : {std::tuple{1, 1, "none"},
+                                           {4, 1, "none"},
+                                           {1, 2, "none"},
+                                           {1, 1, "parts"},
+                                           {1, 1, "full"},
+                                           {1, 1, "attention"}}) {
+      CAPTURE(experts);
+      CAPTURE(chunks);
+      CAPTURE(tp);
+      const std::string again = mode;
+      CAPTURE(again);
+      LayoutChoice layout;
+      layout.pp = 4;
+      layout.dp = 2;
+      layout.tp = tp;
+      layout.chunks = chunks;
+      layout.micro_batch = 1;
+      if (again == "parts") layout.recompute = {.mlp_activation = true, .norms = true};
+      if (again == "attention") layout.recompute = {.core_attention = true};
+      if (again == "full") layout.recompute.full = Recompute::Full::uniform;
+      const Forecast at_once = forecast(work, layout, cluster, software_mtl(), true);
+      layout.weights_later = true;
+      const Forecast later = forecast(work, layout, cluster, software_mtl(), true);
+      const ClusterStep simulated = simulate_cluster(work, layout, cluster);
+      CHECK(later.time.total == doctest::Approx(simulated.seconds).epsilon(0.03));
+      const bool leaves = again == "none" || again == "parts";
+      const double part = later.time.bubble / at_once.time.bubble;
+      if (leaves) {
+        CHECK(part > 0.2);
+        CHECK(part < 0.6);
+        CHECK(forecast(work, layout, cluster).time.bubble ==
+              doctest::Approx(later.time.bubble).epsilon(0.35));
+        // A bubble that is small already may be worth less than what this costs.
+        if (chunks == 1 && tp == 1) CHECK(later.time.total < at_once.time.total);
+      } else {
+        CHECK(part == doctest::Approx(1).epsilon(0.05));
+      }
+      // What ran beside the products is waited for.
+      if (tp > 1) CHECK(later.time.tensor > at_once.time.tensor);
+      CHECK(later.memory.activations > at_once.memory.activations);
+    }
+  }
 }
 
 TEST_CASE("what is not to run beside computation is waited for") {

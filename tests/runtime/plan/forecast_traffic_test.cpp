@@ -71,6 +71,7 @@ TEST_CASE("bytes inside layers and between stages are those of the plan, stage b
         spec.parallel.ep = ep;
         spec.parallel.pp = pp;
         spec.parallel.virtual_stages = chunks;
+        if (tp == 2 && pp > 1) spec.parallel.schedule = "zb-h1";
         spec.parallel.sp = sp;
         spec.model.parallel_residual = parallel;
         if (olmo) {

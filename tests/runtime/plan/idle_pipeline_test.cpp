@@ -21,6 +21,32 @@ std::string idle_words(const ResolvedSpec& resolved, int world) {
   return diagnostics.all().front().what + "; " + diagnostics.all().front().help;
 }
 
+TEST_CASE("ZB-H1 of layers that are all made again is a warning") {
+  const auto codes = [](const std::string& mode, const std::vector<std::string>& modules) {
+    ResolvedSpec resolved = test::ruled_spec();
+    resolved.spec.model.layers = 4;
+    resolved.spec.parallel.pp = 2;
+    resolved.spec.parallel.schedule = "zb-h1";
+    resolved.spec.recompute.mode = mode;
+    if (!modules.empty()) resolved.spec.recompute.modules = modules;
+    Diagnostics diagnostics;
+    const Plan plan = make_plan(resolved, {.vocab = 65}, 2, diagnostics);
+    diagnostics.throw_if_errors(Exit::config);
+    std::string text;
+    for (const Diagnostic& one : diagnostics.all()) text += one.code;
+    // What waits is foreseen by what is left.
+    const StepSchedule& step = plan.largest();
+    const double whole = (step.shape.stages - 1.0) / step.shape.micro_batches;
+    CHECK((step.facts.bubble < 0.7 * whole) == text.empty());
+    return text;
+  };
+  CHECK(codes("none", {}) == "");
+  CHECK(codes("selective", {"norm", "mlp_act"}) == "");
+  CHECK(codes("selective", {"core_attn"}) == "schedule.nothing_later");
+  CHECK(codes("selective", {"norm", "mlp"}) == "schedule.nothing_later");
+  CHECK(codes("full", {}) == "schedule.nothing_later");
+}
+
 TEST_CASE("a batch that nobody has divided for a pipeline is a warning that says how") {
   ResolvedSpec resolved = test::ruled_spec();
   resolved.spec.model.layers = 4;

@@ -1,222 +1,45 @@
 #include "runtime/plan/memory.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <doctest/doctest.h>
 
-#include "runtime/plan/shape_124m.h"
+#include "runtime/plan/memory_cases.h"
 
 using namespace mtl;
-using mtl::test::shape_124m;
+using namespace mtl::test;
 
-namespace {
+namespace memory_test {
 
-ModelShape shape_moe() {
-  ModelShape shape = shape_124m();
-  shape.activation = Activation::swiglu;
-  shape.norm = NormType::rmsnorm;
-  shape.position = PositionType::rope;
-  shape.bias = shape.qkv_bias = false;
-  shape.experts = 8;
-  shape.experts_per_token = 2;
-  return shape;
-}
-
-// With every other part that a mixture may have.
-ModelShape shape_mixture() {
-  ModelShape shape = shape_moe();
-  shape.moe_scores.sigmoid = true;
-  shape.shared_ffn = 768;
-  shape.shared_gate = true;
-  shape.expert_bias = true;
-  shape.dense_layers = {0, 7};
-  shape.dense_layer_ffn = 1024;
-  return shape;
-}
-
-ModelShape shape_neox() {
-  ModelShape shape = shape_124m();
-  shape.activation = Activation::gelu_exact;
-  shape.position = PositionType::rope;
-  shape.parallel_residual = true;
-  return shape;
-}
-
-ModelShape shape_olmo() {
-  ModelShape shape = shape_124m();
-  shape.norm_place = NormPlace::output;
-  shape.qk_norm = shape.qk_norm_whole = true;
-  return shape;
-}
-
-ParamLayout layout_of(const ModelShape& shape, int tp, int shards = 1) {
-  GridSizes sizes;
-  sizes[Axis::tp] = tp;
-  sizes[Axis::dp] = shards;
-  const ChunkRange everything{.layers = shape.layers, .embedding = true, .head = true};
-  return param_layout(shard_table(shape, false), sizes, {everything}, shape.layers, 1, 1 << 30,
-                      false);
-}
-
-MemoryPlan plan_of(const ModelShape& shape, MemoryNeeds needs) {
-  if (needs.chunks.empty()) {
-    needs.chunks = {{.layers = shape.layers, .embedding = true, .head = true}};
-  }
-  return memory_plan(shape, layout_of(shape, needs.tp), needs, shard_table(shape, false).size());
-}
-
-}  // namespace
-
-namespace {
-
-struct Range {
-  int64_t begin, end;
-  bool operator&&(const Range& other) const { return begin < other.end && other.begin < end; }
-};
-Range range_of(const BufferPlan& buffer) {
-  return {buffer.offset, buffer.offset + buffer.bytes};
-}
-
-// -1 for a buffer that belongs to no layer.
-int64_t layer_of(const BufferPlan& buffer) {
-  return buffer.name.starts_with("layer") ? std::stoll(buffer.name.substr(5)) : -1;
-}
-
-// The phase of a step that a scratch buffer lives in; "" = all of it.
-std::string phase_of(const BufferPlan& buffer) {
-  if (buffer.name == "logits" || buffer.name == "head.dnormed") return "head";
-  if (buffer.name == kAttentionRoom) return "attention's own backward";
-  if (buffer.name.starts_with("attn.")) return "attention";
-  if (buffer.name.starts_with("mlp.dense_")) return "mlp of a dense layer";
-  if (buffer.name.starts_with("mlp.")) return "mlp";
-  return buffer.name == "squares" ? "update" : "";
-}
-
-// Which of a stage's chunks a buffer in the slots belongs to.
-size_t chunk_of(const BufferPlan& buffer, const std::vector<ChunkRange>& chunks) {
-  const int64_t layer = layer_of(buffer);
-  for (size_t c = 0; c < chunks.size(); ++c) {
-    if (layer >= 0 ? layer >= chunks[c].first_layer && layer < chunks[c].end_layer()
-        : (buffer.name.starts_with("head") || buffer.name == "targets") ? chunks[c].head
-                                                                        : chunks[c].embedding) {
-      return c;
-    }
-  }
-  throw std::logic_error("buffer of no chunk: " + buffer.name);
-}
-
-// Which of the groups that are made again together a layer belongs to; layers that keep what is
-// not on the list are groups of their own.
-int64_t group_of(int64_t layer, const MemoryNeeds& needs) {
-  for (const ChunkRange& chunk : needs.chunks) {
-    for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
-      if (layer >= group.first_layer && layer < group.end_layer()) return group.first_layer;
-    }
-  }
-  return -1;
-}
-
-bool may_overlap(const BufferPlan& a, const BufferPlan& b, const MemoryNeeds& needs,
-                 bool parallel) {
-  if (a.category != b.category || a.in_slot != b.in_slot) return false;
-  // Made before the other block's backward, and read behind it.
-  const auto waits = [](const BufferPlan& x, const BufferPlan& y) {
-    return x.name == "attn.dcontext" && phase_of(y) == "mlp";
-  };
-  if (parallel && (waits(a, b) || waits(b, a))) return false;
-  // What attention's own backward reads and writes, and all else of its block but what comes
-  // behind.
-  const auto is_there = [](const BufferPlan& x, const BufferPlan& y) {
-    return x.name == kAttentionRoom && phase_of(y) == "attention" && y.name != "attn.dnormed";
-  };
-  if (is_there(a, b) || is_there(b, a)) return false;
-  if (a.category == MemoryCategory::scratch) {
-    return !phase_of(a).empty() && !phase_of(b).empty() && phase_of(a) != phase_of(b);
-  }
-  if (a.category != MemoryCategory::activations) return false;
-  // A slot holds a micro-batch of one of the chunks.
-  if (a.in_slot) return chunk_of(a, needs.chunks) != chunk_of(b, needs.chunks);
-  return group_of(layer_of(a), needs) != group_of(layer_of(b), needs);
-}
-
-Recompute selective() {
-  return {.core_attention = true, .mlp_activation = true, .norms = true};
-}
-Recompute full(int64_t layers, bool distribute = false) {
-  return {.full = Recompute::Full::uniform, .layers = layers, .distribute = distribute};
-}
-
-}  // namespace
-
-TEST_CASE("buffers overlap only where they live at different times") {
-  struct Case {
-    std::string name;
-    MemoryNeeds needs;
-  };
-  const std::vector<ChunkRange> whole = {{.layers = 12, .embedding = true, .head = true}};
-  const std::vector<ChunkRange> first_of_2 = {{.layers = 3, .embedding = true},
-                                              {.first_layer = 6, .layers = 3}};
-  const std::vector<ChunkRange> last_of_2 = {{.first_layer = 3, .layers = 3},
-                                             {.first_layer = 9, .layers = 3, .head = true}};
-  const Case cases[] = {
-      {"plain", {.chunks = whole, .tp = 2, .compute = DType::bf16}},
-      {"slots", {.chunks = first_of_2, .slots = 5, .compute = DType::bf16}},
-      {"slots of the last stage", {.chunks = last_of_2, .slots = 3}},
-      {"selective", {.chunks = last_of_2, .slots = 3, .recompute = selective()}},
-      {"selective in some layers",
-       {.chunks = last_of_2,
-        .slots = 3,
-        .recompute = {.core_attention = 2, .mlp_activation = 1, .norms = true}}},
-      {"context parallel", {.chunks = whole, .tp = 2, .cp = 2, .compute = DType::bf16}},
-      {"sequence parallel", {.chunks = whole, .tp = 2, .sequence_parallel = true}},
-      {"full", {.chunks = first_of_2, .slots = 4, .recompute = full(2)}},
-      {"distributed", {.chunks = whole, .slots = 2, .tp = 2, .recompute = full(5, true)}},
-      {"block",
-       {.chunks = last_of_2,
-        .slots = 2,
-        .recompute = {.full = Recompute::Full::block, .layers = 1}}},
-      {"sgd", {.chunks = whole, .optimizer = OptimizerKind::sgd}},
-      {"generation", {.chunks = whole, .training = false, .context = 300}},
-  };
-  const ModelShape shapes[] = {shape_124m(), shape_moe(), shape_mixture(), shape_neox(),
-                               shape_olmo()};
-  for (size_t i = 0; i < std::size(shapes) * std::size(cases); ++i) {
-    const Case& c = cases[i / std::size(shapes)];
-    CAPTURE(c.name);
-    const ModelShape& shape = shapes[i % std::size(shapes)];
-    MemoryNeeds needs = c.needs;
-    needs.micro_batch = 2;
-    needs.seq = 128;
-    CAPTURE(shape.experts);
-    const MemoryPlan plan = plan_of(shape, needs);
-    CHECK(plan.slots == needs.slots);
-    int64_t category_bytes = 0;
-    for (int64_t bytes : plan.category_bytes) category_bytes += bytes;
-    CHECK(category_bytes == plan.total_bytes);
-    Range slots{plan.total_bytes, 0};  // all that the slots take
-    for (const BufferPlan& buffer : plan.buffers) {
-      if (!buffer.in_slot) continue;
-      slots.begin = std::min(slots.begin, buffer.offset);
-    }
-    slots.end = slots.begin + plan.slots * plan.slot_bytes;
-    for (const BufferPlan& a : plan.buffers) {
-      CAPTURE(a.name);
-      CHECK(a.offset % 256 == 0);
-      CHECK(range_of(a).end <= plan.total_bytes);
-      if (a.in_slot) {
-        CHECK(range_of(a).end <= slots.begin + plan.slot_bytes);
-      } else {
-        CHECK_FALSE((range_of(a) && slots));
-      }
-      for (const BufferPlan& b : plan.buffers) {
-        if (&a == &b || !(range_of(a) && range_of(b))) continue;
-        CAPTURE(b.name);
-        CHECK(may_overlap(a, b, needs, shape.parallel_residual));
-      }
-    }
-  }
+TEST_CASE(
+    "backward leaves gradients of what the linears of a layer made that makes no products again") {
+  const std::vector<ChunkRange> whole = {{.layers = 12}};
+  const MemoryNeeds needs = {
+      .chunks = whole, .micro_batch = 2, .seq = 128, .later = 3, .compute = DType::bf16};
+  constexpr int64_t kRows = 256, kStream = kRows * 768 * 2;
+  // Stream and QKV; of an MLP the same and 4 h.
+  constexpr int64_t kAttention = 4 * kStream, kMlp = 5 * kStream;
+  CHECK(plan_of(shape_124m(), needs).later_bytes == 12 * (kAttention + kMlp));
+  CHECK(plan_of(shape_neox(), needs).later_bytes == 12 * (kAttention + kMlp - kStream));
+  const ModelShape moe = shape_moe();
+  CHECK(plan_of(moe, needs).later_bytes ==
+        12 * 2 *
+            (kRows * (768 + (moe.heads + 2 * moe.kv_heads) * moe.head_dim + moe.experts) +
+             kRows * moe.experts_per_token * (moe.mlp_parts() * moe.ffn + 768)));
+  MemoryNeeds again = needs;
+  again.recompute = {.mlp_activation = true, .norms = true};
+  CHECK(plan_of(shape_124m(), again).later_bytes == 12 * (kAttention + kMlp));
+  again.recompute = {.core_attention = 5};
+  CHECK(plan_of(shape_124m(), again).later_bytes == 7 * (kAttention + kMlp));
+  again.recompute = full(1);
+  CHECK(plan_of(shape_124m(), again).later_bytes == 0);
+  // And of sequence-parallel ranks the stream is divided.
+  MemoryNeeds divided = needs;
+  divided.tp = 2;
+  divided.sequence_parallel = true;
+  CHECK(plan_of(shape_124m(), divided).later_bytes == 12 * (kAttention + kMlp) / 2);
 }
 
 TEST_CASE("every token has a row for each of its experts and no more") {
@@ -478,3 +301,5 @@ TEST_CASE(
     }
   }
 }
+
+}  // namespace memory_test

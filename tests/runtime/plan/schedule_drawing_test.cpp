@@ -45,6 +45,22 @@ TEST_CASE("1F1B in text is the figure of the paper") {
         "0 forward of micro-batch 0, [0] its backward, - idle\n");
 }
 
+TEST_CASE("what ZB-H1 leaves for later stands in round brackets, and has its own colour") {
+  const auto [shape, facts] = drawn({.stages = 4, .micro_batches = 5, .weights_later = true});
+  CHECK(schedule_text(shape, facts, 100) ==
+        "stage 0  0  1  2  3  -  -  -  [0](0)4  [1](1)[2](2)[3](3)[4](4)\n"
+        "stage 1  -  0  1  2  -  -  [0]3  [1](0)4  [2](1)[3](2)[4](3)(4)\n"
+        "stage 2  -  -  0  1  -  [0]2  [1]3  [2](0)4  [3](1)[4](2)(3)(4)\n"
+        "stage 3  -  -  -  0  [0]1  [1]2  [2]3  [3](0)4  [4](1)(2)(3)(4)\n"
+        "0 forward of micro-batch 0, [0] its backward, (0) its weights' gradients, - idle\n");
+  const std::string svg = schedule_svg(shape, facts, "ZB-H1");
+  CHECK(count_of(svg, "class=\"w0\"") == 4 * 5 + 1);
+  CHECK(count_of(svg, ": weight_grads of micro-batch ") == 4 * 5);
+  CHECK(count_of(svg, ">weights' gradients</text>") == 1);
+  const auto [plain, plain_facts] = drawn({.stages = 4, .micro_batches = 5});
+  CHECK(count_of(schedule_svg(plain, plain_facts, "1F1B"), "weight") == 1);  // of a font
+}
+
 TEST_CASE("chunks have letters in text and a wide line ends in dots") {
   const auto [shape, facts] = drawn(kPaperInterleaved);
   CHECK(schedule_text(shape, facts, 80) ==

@@ -17,14 +17,14 @@ constexpr auto kGpipe = ScheduleKind::gpipe;
 constexpr auto k1F1B = ScheduleKind::one_forward_one_backward;
 constexpr auto kInterleaved = ScheduleKind::interleaved;
 
-// Forwards and backwards only: "F0a B0a".
+// Computation only, W the gradients of weights that are left for later: "F0a B0a W0a".
 std::string order_of(const Program& program) {
   std::string text;
   for (const Instruction& in : program) {
-    if (in.op != Op::forward && in.op != Op::backward) continue;
+    if (in.op != Op::forward && in.op != Op::backward && in.op != Op::weight_grads) continue;
     if (!text.empty()) text += ' ';
-    text += fmt::format("{}{}{}", in.op == Op::forward ? 'F' : 'B', in.micro_batch,
-                        static_cast<char>('a' + in.chunk));
+    const char name = in.op == Op::forward ? 'F' : in.op == Op::backward ? 'B' : 'W';
+    text += fmt::format("{}{}{}", name, in.micro_batch, static_cast<char>('a' + in.chunk));
   }
   return text;
 }
@@ -34,13 +34,15 @@ int formula_peak(const ScheduleShape& shape, int stage) {
   const int all = shape.micro_batches * shape.chunks;
   const int after = shape.stages - stage - 1;
   const int group = shape.group > 0 ? shape.group : shape.stages;
+  // ZB-H1: one more for each stage before this one.
+  const int later = shape.weights_later ? stage : 0;
   switch (shape.kind) {
     case ScheduleKind::gpipe:
       return all;
     case ScheduleKind::one_forward_one_backward:
-      return std::min(after + 1, all);
+      return std::min(after + 1 + later, all);
     case ScheduleKind::interleaved:
-      return std::min(2 * after + (shape.chunks - 1) * group + 1, all);
+      return std::min(2 * after + (shape.chunks - 1) * group + 1 + later, all);
   }
   return 0;
 }
@@ -59,11 +61,19 @@ ScheduleFacts check_shape(const ScheduleShape& shape, std::string& wrong) {
   const auto pairs = static_cast<size_t>(shape.micro_batches * shape.chunks);
   for (int s = 0; s < shape.stages; ++s) {
     const auto at = static_cast<size_t>(s);
-    std::vector<int> forwards(pairs), backwards(pairs);
+    std::vector<int> forwards(pairs), backwards(pairs), weights(pairs);
     std::vector<int> next_backward(static_cast<size_t>(shape.chunks));
+    std::vector<int> next_weights = next_backward;
     for (const Instruction& in : programs[at]) {
       const auto pair = static_cast<size_t>(in.chunk * shape.micro_batches + in.micro_batch);
       if (in.op == Op::forward) ++forwards[pair];
+      if (in.op == Op::weight_grads) {
+        ++weights[pair];
+        if (in.micro_batch != next_weights[static_cast<size_t>(in.chunk)]++ ||
+            backwards[pair] != 1) {
+          wrong = fmt::format("stage {}: weights' gradients out of order", s);
+        }
+      }
       if (in.op != Op::backward) continue;
       ++backwards[pair];
       if (in.micro_batch != next_backward[static_cast<size_t>(in.chunk)]++) {
@@ -71,7 +81,16 @@ ScheduleFacts check_shape(const ScheduleShape& shape, std::string& wrong) {
       }
     }
     const std::vector<int> once(pairs, 1);
-    if (forwards != once || backwards != once) wrong = fmt::format("stage {} is incomplete", s);
+    const std::vector<int> later(pairs, shape.weights_later ? 1 : 0);
+    if (forwards != once || backwards != once || weights != later) {
+      wrong = fmt::format("stage {} is incomplete", s);
+    }
+    // Those of as many passes wait as there are stages before this one.
+    const int waiting =
+        shape.weights_later ? std::min(s + 1, shape.micro_batches * shape.chunks) : 0;
+    if (facts->later[at] != waiting) {
+      wrong = fmt::format("stage {}: {} wait, not {}", s, facts->later[at], waiting);
+    }
     const int peak = facts->peak_in_flight[at];
     const int formula = formula_peak(shape, s);
     if (whole_groups(shape) ? peak != formula : peak > formula) {
@@ -88,7 +107,10 @@ ScheduleFacts check_shape(const ScheduleShape& shape, std::string& wrong) {
 // Where groups are whole (p - 1) / (m v); else no longer than with the last one filled up.
 void check_bubble(const ScheduleShape& shape, const ScheduleFacts& facts, std::string& wrong) {
   if (whole_groups(shape)) {
-    const double formula = (shape.stages - 1.0) / (shape.micro_batches * shape.chunks);
+    // ZB-H1: a third of it, of a forward, the rest of a backward and weights' gradients that take
+    // the same time (arXiv 2401.10241).
+    const double part = shape.weights_later ? 1.0 / 3 : 1;
+    const double formula = part * (shape.stages - 1.0) / (shape.micro_batches * shape.chunks);
     if (std::abs(facts.bubble - formula) > 1e-12) {
       wrong = fmt::format("bubble {}, not {}", facts.bubble, formula);
     }
@@ -163,14 +185,24 @@ TEST_CASE("every schedule is valid and has the known peak and slots and bubble")
   for (int p = 1; p <= 16; ++p) {
     for (int m = 1; m <= 64; ++m) {
       for (int v = 1; v <= 4; ++v) {
-        for (ScheduleKind kind : {kGpipe, k1F1B, kInterleaved}) {
+        for (const auto& [kind, later] :
+             {std::pair(kGpipe, false), std::pair(k1F1B, false), std::pair(kInterleaved, false),
+              std::pair(k1F1B, true), std::pair(kInterleaved, true)}) {
           if (kind == k1F1B && v > 1) continue;
-          const ScheduleShape shape = {.kind = kind, .stages = p, .chunks = v, .micro_batches = m};
+          const ScheduleShape shape = {
+              .kind = kind, .stages = p, .chunks = v, .micro_batches = m, .weights_later = later};
           std::string wrong;
           const ScheduleFacts facts = check_shape(shape, wrong);
-          // GPipe with fewer micro-batches than stages waits for the way round to the next chunk.
-          const bool waits = kind == kGpipe && v > 1 && m < p;
+          // GPipe with fewer micro-batches than stages waits for the way round to the next chunk;
+          // and ZB-H1 has fewer weights' gradients than would fill the bubble.
+          const bool waits = m < p && ((kind == kGpipe && v > 1) || later);
           if (wrong.empty() && !waits) check_bubble(shape, facts, wrong);
+          if (later && wrong.empty()) {
+            ScheduleShape plain = shape;
+            plain.weights_later = false;
+            const auto without = simulate(make_schedule(plain), plain, wrong);
+            if (!without || facts.makespan > without->makespan) wrong = "longer than at once";
+          }
           ++shapes;
           CAPTURE(static_cast<int>(kind));
           CAPTURE(p);
@@ -181,7 +213,35 @@ TEST_CASE("every schedule is valid and has the known peak and slots and bubble")
       }
     }
   }
-  CHECK(shapes == 16 * 64 * (4 + 1 + 4));
+  CHECK(shapes == 16 * 64 * (4 + 1 + 4 + 1 + 4));
+}
+
+TEST_CASE("ZB-H1 is 1F1B with the weights' gradients where stages would wait") {
+  // Figure 3 of arXiv 2401.10241 has them so, counted from 1.
+  const auto programs = make_schedule({.stages = 3, .micro_batches = 4, .weights_later = true});
+  CHECK(order_of(programs[0]) == "F0a F1a F2a B0a W0a F3a B1a W1a B2a W2a B3a W3a");
+  CHECK(order_of(programs[1]) == "F0a F1a B0a F2a B1a W0a F3a B2a W1a B3a W2a W3a");
+  CHECK(order_of(programs[2]) == "F0a B0a F1a B1a F2a B2a W0a F3a B3a W1a W2a W3a");
+  // Its gradient leaves before the weights' own.
+  const Program& last = programs[2];
+  for (size_t i = 0; i < last.size(); ++i) {
+    if (last[i].op == Op::backward) CHECK(last[i + 1].op == Op::send_grad);
+  }
+}
+
+TEST_CASE("a third of a backward that comes later shortens a step by what it fills") {
+  std::string problem;
+  ScheduleShape shape = {.kind = k1F1B, .stages = 4, .micro_batches = 8};
+  const ScheduleTimes times = {.forward = 10, .backward = 22, .weight_grads = 8, .weight = {}};
+  const auto plain = simulate(make_schedule(shape), shape, problem, times);
+  shape.weights_later = true;
+  const auto later = simulate(make_schedule(shape), shape, problem, times);
+  REQUIRE(plain);
+  REQUIRE(later);
+  CHECK(later->ideal == plain->ideal);
+  CHECK(plain->makespan == 8 * 32 + 3 * 32);
+  // arXiv 2401.10241, table 1: (p - 1) (forward + backward - 2 weights' gradients).
+  CHECK(later->makespan == 8 * 32 + 3 * (32 - 2 * 8));
 }
 
 TEST_CASE("interleaved groups other than the stages are valid too") {
@@ -199,6 +259,11 @@ TEST_CASE("interleaved groups other than the stages are valid too") {
           CAPTURE(m);
           CAPTURE(group);
           REQUIRE(wrong == "");
+          ScheduleShape later = shape;
+          later.weights_later = true;
+          const ScheduleFacts shorter = check_shape(later, wrong);
+          REQUIRE(wrong == "");
+          REQUIRE(shorter.makespan <= facts.makespan);
         }
       }
     }
@@ -219,7 +284,8 @@ TEST_CASE("the times of chunks reach the makespan") {
   std::string problem;
   const ScheduleShape shape = {.stages = 2, .micro_batches = 4};
   const auto programs = make_schedule(shape);
-  const auto even = simulate(programs, shape, problem, {.forward = 2, .backward = 3, .weight = {}});
+  const auto even = simulate(programs, shape, problem,
+                             {.forward = 2, .backward = 3, .weight_grads = {}, .weight = {}});
   REQUIRE(even);
   CHECK(even->ideal == 20);
   CHECK(even->makespan == 25);
@@ -247,6 +313,9 @@ TEST_CASE("1F1B and interleaved schedules need room for few messages whatever th
                           .channel_capacity = 1};
       CHECK(simulate(make_schedule(plain), plain, problem).has_value());
       ScheduleShape gpipe = plain;
+      ScheduleShape later = plain;
+      later.weights_later = true;
+      CHECK(simulate(make_schedule(later), later, problem).has_value());
       gpipe.kind = ScheduleKind::gpipe;
       CHECK(simulate(make_schedule(gpipe), gpipe, problem).has_value());
       ScheduleShape interleaved = plain;
@@ -254,6 +323,8 @@ TEST_CASE("1F1B and interleaved schedules need room for few messages whatever th
       interleaved.chunks = 3;
       interleaved.channel_capacity = 2;
       CAPTURE(problem);
+      CHECK(simulate(make_schedule(interleaved), interleaved, problem).has_value());
+      interleaved.weights_later = true;
       CHECK(simulate(make_schedule(interleaved), interleaved, problem).has_value());
     }
   }

@@ -225,6 +225,51 @@ TEST_CASE("the validator finds what is there twice or should not be there") {
   }
 }
 
+TEST_CASE(
+    "the validator finds weights' gradients that are lost, early, out of order or elsewhere") {
+  const ScheduleShape shape = {.stages = 2, .micro_batches = 3, .weights_later = true};
+  auto programs = make_schedule(shape);
+  REQUIRE(validate(programs, shape).valid);
+  Program& last = programs[1];
+  SUBCASE("lost") {
+    last.erase(find(last, Op::weight_grads, 2));
+    CHECK(validate(programs, shape).problem ==
+          "stage 1: reduce_grads: micro-batch 2 has no weight_grads yet");
+  }
+  SUBCASE("before the backward") {
+    std::iter_swap(find(last, Op::weight_grads, 0), find(last, Op::backward, 0));
+    CHECK(validate(programs, shape).problem ==
+          "stage 1: weight_grads of micro-batch 0: its backward has not run");
+  }
+  SUBCASE("out of order") {
+    std::iter_swap(find(last, Op::weight_grads, 1), find(last, Op::weight_grads, 2));
+    CHECK(validate(programs, shape).problem ==
+          "stage 1: weight_grads of micro-batch 1: a later micro-batch's has run: gradients are "
+          "added in another order");
+  }
+  SUBCASE("left where another's lie") {
+    find(last, Op::backward, 1)->later = 0;
+    CHECK(validate(programs, shape).problem ==
+          "stage 1: backward of micro-batch 1: slot 0 still holds micro-batch 0");
+  }
+  SUBCASE("looked for elsewhere") {
+    find(last, Op::weight_grads, 0)->later = 1;
+    CHECK(validate(programs, shape).problem ==
+          "stage 1: weight_grads of micro-batch 0: slot 1 does not hold it");
+  }
+  SUBCASE("of activations that are another's") {
+    find(last, Op::weight_grads, 0)->slot = 1;
+    CHECK(validate(programs, shape).problem ==
+          "stage 1: weight_grads of micro-batch 0: slot 1 does not hold it");
+  }
+  SUBCASE("in a schedule that leaves none") {
+    ScheduleShape plain = shape;
+    plain.weights_later = false;
+    CHECK(validate(programs, plain).problem ==
+          "stage 1: weight_grads of micro-batch 0: this virtual stage has none");
+  }
+}
+
 TEST_CASE("the validator finds slots that are used wrongly") {
   const ScheduleShape shape = {.stages = 2, .micro_batches = 3};
   auto programs = make_schedule(shape);
