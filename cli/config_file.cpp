@@ -57,6 +57,15 @@ std::string config_in_use(const std::string& named) {
   return path;
 }
 
+std::string config_text(const std::string& path) {
+  constexpr size_t kMostBytes = size_t{1} << 20;
+  try {
+    return read_file(path, kMostBytes);
+  } catch (const Error& error) {
+    throw Error(Exit::config, error.diagnostics());
+  }
+}
+
 LaunchConfig load_config(const std::string& path) {
   Diagnostics diagnostics;
   LaunchConfig config = read_launch_config(path, diagnostics);

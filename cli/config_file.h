@@ -17,6 +17,9 @@ inline const char* const kOwnConfigPlace = "mtl's own, under $XDG_CONFIG_HOME or
 std::string config_target(const std::string& named);
 // The file that a launch reads: `named`, else ours, else accelerate's. Throws Error (file.missing).
 std::string config_in_use(const std::string& named);
+// Its text; throws Error (file.missing, file.unreadable; as for a launch, the configuration is
+// wrong).
+std::string config_text(const std::string& path);
 // Reads it; throws Error with all that is wrong.
 LaunchConfig load_config(const std::string& path);
 // Atomically, for its owner only (0600). Prints the path on stdout.

@@ -83,8 +83,8 @@ int config_import(const Arguments& args) {
   Diagnostics diagnostics;
   LaunchConfig config;
   ImportedCommand imported;
-  const std::string text = command ? fmt::format("{}", fmt::join(separator + 1, args.end(), " "))
-                                   : read_file(file, size_t{1} << 20);
+  const std::string text =
+      command ? fmt::format("{}", fmt::join(separator + 1, args.end(), " ")) : config_text(file);
   const bool is_command = command || looks_like_command(text);
   const std::vector<std::string> words =
       command ? std::vector(separator + 1, args.end()) : command_of_script(text);

@@ -8,7 +8,6 @@
 #include "cli/config_file.h"
 #include "cli/run_request.h"
 #include "common/error.h"
-#include "common/files.h"
 #include "launcher/config_edit.h"
 #include "launcher/launch_config_place.h"
 #include "runtime/spec/train_spec.h"
@@ -130,7 +129,7 @@ int config_update(const Arguments& args) {
   line.option("config_file", "FILE", path, "the file to rewrite", kInUse);
   if (!line.parse(args)) return 0;
   path = config_in_use(path);
-  const std::string before = read_file(path);
+  const std::string before = config_text(path);
   const LaunchConfig config = load_config(path);
   const std::string target = config_target(path);
   print_changes(before, launch_config_yaml(config));

@@ -43,6 +43,26 @@ TEST_CASE("config show without a file, and with a broken one") {
   CHECK(has(bad.err, "bad.yaml:1"));
 }
 
+TEST_CASE("a file that is not there is the same error for all that read it") {
+  Shell shell;
+  shell.write("nothing.yaml", "");
+  const std::vector<std::vector<std::string>> lines = {
+      {"config", "show", "--config_file", "missing.yaml"},
+      {"config", "update", "--config_file", "missing.yaml"},
+      {"config", "validate", "missing.yaml"},
+      {"config", "import", "missing.yaml"},
+      {"config", "import", "--train", "train.yaml", "missing.yaml"},
+      {"launch", "--dry-run", "--config_file", "missing.yaml", "nothing.yaml"},
+      {"launch", "--dry-run", "missing.yaml"}};
+  for (const std::vector<std::string>& line : lines) {
+    const Outcome outcome = shell.mtl(line);
+    CAPTURE(line[1]);
+    CAPTURE(outcome.err);
+    CHECK(outcome.code == 3);
+    CHECK(has(outcome.err, "error[file.missing]: cannot read missing.yaml"));
+  }
+}
+
 TEST_CASE("config schema is a JSON schema on stdout") {
   Shell shell;
   const Outcome schema = shell.mtl({"config", "schema"});
