@@ -96,6 +96,9 @@ std::string jobs_table(const std::vector<JobView>& jobs, int columns, bool utf8,
                                              {.title = "TIME", .goes = 5},
                                              {.title = "STEP"},
                                              {.title = "LOSS", .goes = 6}};
+  const bool again =
+      std::any_of(jobs.begin(), jobs.end(), [](const JobView& job) { return job.starts > 1; });
+  if (again) titles.push_back({.title = "STARTS", .goes = 1});
   if (wide) {
     titles.push_back({.title = "TOKENS/S", .goes = 4});
     titles.push_back({.title = "LEFT", .goes = 7});
@@ -115,6 +118,7 @@ std::string jobs_table(const std::vector<JobView>& jobs, int columns, bool utf8,
         clock_text(static_cast<double>(job.run_s)),
         step,
         number_text(job.loss, "{:.4f}")};
+    if (again) row.push_back(fmt::format("{}", job.starts));
     if (wide) {
       row.push_back(number_text(job.tokens_per_s, "{:.0f}"));
       row.push_back(clock_text(job.eta_s));
@@ -138,6 +142,7 @@ std::string jobs_json(const std::vector<JobView>& jobs) {
     one["reason"] =
         job.reason.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(job.reason);
     one["nodes"] = whole_or_null(job.nodes > 0 ? job.nodes : -1);
+    one["starts"] = job.starts;
     one["time_s"] = whole_or_null(job.run_s);
     one["step"] = whole_or_null(job.step);
     one["steps"] = whole_or_null(job.steps);

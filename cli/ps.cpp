@@ -20,11 +20,12 @@ int command_ps(const Arguments& args) {
                    "with a checkpoint: mtl stop ID.");
   line.example("mtl ps", "what goes on");
   line.example("mtl ps --all", "also what has ended");
-  line.flag("all,a", all, "also those that have ended, of the last 60 days");
+  line.flag("all,a", all,
+            "also those that have ended, of the last 60 days, each with its newest start");
   line.flag("json", json, "one JSON document, schema mtl.ps/1");
   if (!line.parse(args)) return 0;
   std::string warning;
-  const std::vector<JobView> jobs = job_views(all, &warning);
+  const std::vector<JobView> jobs = newest_starts(job_views(all, &warning));
   if (!warning.empty()) fmt::print(stderr, "SLURM's queue cannot be read: {}\n", warning);
   if (json) {
     fmt::print("{}", jobs_json(jobs));

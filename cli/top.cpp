@@ -89,7 +89,7 @@ int command_top(const Arguments& args) {
   if (!line.parse(args)) return 0;
   std::string warning;
   if (!inspect_terminal(STDOUT_FILENO).redraw) {
-    const std::vector<JobView> jobs = job_views(all, &warning);
+    const std::vector<JobView> jobs = newest_starts(job_views(all, &warning));
     if (!warning.empty()) fmt::print(stderr, "SLURM's queue cannot be read: {}\n", warning);
     fmt::print("{}", jobs_table(jobs, 0, true, true));
     return 0;
@@ -98,7 +98,7 @@ int command_top(const Arguments& args) {
   Screen screen;
   for (;;) {
     warning.clear();
-    const std::vector<JobView> jobs = job_views(all, &warning);
+    const std::vector<JobView> jobs = newest_starts(job_views(all, &warning));
     screen.show(drawn(warning, jobs, inspect_terminal(STDOUT_FILENO)));
     pollfd ears[2] = {{signals.fd(), POLLIN, 0}, {STDIN_FILENO, POLLIN, 0}};
     poll(ears, screen.has_keys() ? 2 : 1, static_cast<int>(every * 1000));

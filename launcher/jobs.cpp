@@ -5,6 +5,7 @@
 #include <climits>
 #include <ctime>
 #include <fstream>
+#include <map>
 
 #include <nlohmann/json.hpp>
 
@@ -141,6 +142,15 @@ JobView view_of(const JobRecord& record) {
   return view;
 }
 
+// Where its run is; "" while it is only known in which folder it will be.
+std::string known_run(const JobView& view) {
+  std::error_code ignored;
+  const fs::path run = view.run;
+  const bool known = view.where == "local" || view.where == "ssh" ||
+                     (!run.empty() && fs::exists(run / "resolved.yaml", ignored));
+  return known ? run.lexically_normal().string() : std::string();
+}
+
 std::string base_of(const std::string& id) {
   return id.substr(0, id.find('_'));
 }
@@ -223,6 +233,20 @@ std::vector<JobView> join_jobs(const std::vector<JobRecord>& records,
   std::vector<JobView> sorted;
   for (auto& [when, view] : views) sorted.push_back(std::move(view));
   return sorted;
+}
+
+std::vector<JobView> newest_starts(const std::vector<JobView>& newest_first) {
+  std::vector<JobView> kept;
+  std::map<std::string, size_t> of_run;  // where in `kept` the newest start of each run is
+  for (const JobView& view : newest_first) {
+    const std::string run = known_run(view);
+    const auto newer = run.empty() ? of_run.end() : of_run.find(run);
+    if (newer != of_run.end()) ++kept[newer->second].starts;
+    if (newer != of_run.end() && !view.live) continue;
+    if (newer == of_run.end() && !run.empty()) of_run.emplace(run, kept.size());
+    kept.push_back(view);
+  }
+  return kept;
 }
 
 int unended_elsewhere(const std::vector<JobRecord>& records) {

@@ -38,6 +38,7 @@ struct JobView {
   std::string host = {};
   pid_t pid = 0;  // of the launcher, where it lives on this machine
   bool live = false;
+  int starts = 1;  // of its run, this one and those that are left out for it (newest_starts)
   // Of the run, as far as it has come.
   int64_t step = -1, steps = -1;
   double loss = NAN, tokens_per_s = NAN, eta_s = NAN;
@@ -55,6 +56,9 @@ std::vector<JobView> job_views(bool ended, std::string* warning = nullptr);
 // Pure: the same from what was read.
 std::vector<JobView> join_jobs(const std::vector<JobRecord>& records,
                                const std::optional<std::vector<SlurmJobState>>& queue, bool ended);
+// Of each run its newest start, and any other that still goes on or waits: one that was stopped and
+// went on is one thing to whoever looks. Programs have no run, and all their starts stay.
+std::vector<JobView> newest_starts(const std::vector<JobView>& newest_first);
 // How many of what was started on other machines that share this registry is not known to have
 // ended: without `ended` join_jobs leaves them out.
 int unended_elsewhere(const std::vector<JobRecord>& records);

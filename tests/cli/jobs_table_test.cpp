@@ -59,6 +59,17 @@ TEST_CASE("a table that is too wide loses the columns that say least") {
   }
 }
 
+TEST_CASE("how often runs were started stands there where one was started again") {
+  JobView again = running();
+  again.starts = 3;
+  const std::vector<std::string> lines = lines_of(jobs_table({again, running()}, 0, true, false));
+  CHECK(has(lines[0], "LOSS    STARTS  RUN"));
+  CHECK(has(lines[1], "2.5000  3       /runs"));
+  CHECK(has(lines[2], "2.5000  1       /runs"));
+  CHECK_FALSE(has(jobs_table({running()}, 0, true, false), "STARTS"));
+  CHECK(nlohmann::json::parse(jobs_json({again}))["jobs"][0]["starts"] == 3);
+}
+
 TEST_CASE("slow ranks stand under the table, four of a run at most") {
   JobView job = running();
   CHECK(lines_of(jobs_table({job}, 80, true, false)).size() == 2);

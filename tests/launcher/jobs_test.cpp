@@ -167,6 +167,26 @@ TEST_CASE("of a launch on another machine its run says what it does, if it can b
   CHECK(unended_elsewhere({record}) == 0);
 }
 
+TEST_CASE("a run that was started several times is shown once, as it is now") {
+  const mtl::test::TempDir dir;
+  const std::string run = (dir.path() / "runs" / "tiny" / "1").string();
+  write_file(fs::path(run) / "resolved.yaml", "");
+  const auto start = [&](const std::string& id, const std::string& where, const std::string& of) {
+    return JobView{.id = id, .name = "tiny", .where = where, .state = "STOPPED", .run = of};
+  };
+  JobView waits = start("15", "slurm", (dir.path() / "runs" / "tiny").string());
+  waits.live = true;
+  JobView goes_on = start("14", "slurm", run);
+  goes_on.live = true;
+  const std::vector<JobView> jobs = newest_starts(
+      {waits, goes_on, start("p3", "local", run), start("p2", "local", "/elsewhere/1"),
+       start("13", "slurm", run), start("p1", "local", "/elsewhere/1"), start("p0", "local", ""),
+       start("p0", "local", "")});
+  std::string shown;
+  for (const JobView& job : jobs) shown += job.id + " x" + std::to_string(job.starts) + " ";
+  CHECK(shown == "15 x1 14 x3 p2 x2 p0 x1 p0 x1 ");
+}
+
 TEST_CASE("slow ranks of a run that goes on are shown, the slowest first") {
   const StateHome home;
   const fs::path run = home.path() / "runs" / "tiny" / "1";
