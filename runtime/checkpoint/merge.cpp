@@ -41,7 +41,7 @@ CheckpointTensor weight(CheckpointReader& reader, const TensorInfo& tensor, DTyp
 void write_atomic(const fs::path& path, const std::vector<CheckpointTensor>& tensors) {
   std::optional<Replacement> replacement;
   as_write_error(path, [&] { replacement.emplace(path); });
-  write_safetensors(replacement->written(), tensors);
+  write_safetensors(replacement->written(), path, tensors);
   as_write_error(path, [&] { replacement->finish(); });
 }
 

@@ -23,7 +23,8 @@ void write_new_checkpoint(const std::filesystem::path& out, const nlohmann::json
                           const std::vector<ExtraFile>& extras,
                           const std::vector<std::vector<CheckpointTensor>>& ranks);
 // Whole tensors in one file as everybody reads it; complete and on the disk, or removed.
-void write_safetensors(const std::filesystem::path& path,
+// `named`: what errors call it, where it gets another name once it is complete.
+void write_safetensors(const std::filesystem::path& path, const std::filesystem::path& named,
                        const std::vector<CheckpointTensor>& tensors);
 
 }  // namespace mtl

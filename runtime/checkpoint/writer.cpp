@@ -27,14 +27,15 @@ namespace {
 
 constexpr size_t kWriteBytes = size_t{4} << 20;
 
-// One file that is either complete and on the disk, or removed.
+// One file that is either complete and on the disk, or removed. Errors call it `named`.
 class ShardFile {
  public:
-  ShardFile(std::filesystem::path path, int64_t bytes) : path_(std::move(path)), bytes_(bytes) {
+  ShardFile(std::filesystem::path path, std::filesystem::path named, int64_t bytes)
+      : path_(std::move(path)), named_(std::move(named)), bytes_(bytes) {
     // What an earlier attempt left is not written through: it may be linked or open elsewhere.
-    if (::unlink(path_.c_str()) != 0 && errno != ENOENT) fail_write(path_, errno);
+    if (::unlink(path_.c_str()) != 0 && errno != ENOENT) fail_write(named_, errno);
     fd_ = Fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-    if (!fd_) fail_write(path_, errno);
+    if (!fd_) fail_write(named_, errno);
     reserve();
     buffer_.reserve(kWriteBytes);
   }
@@ -57,9 +58,9 @@ class ShardFile {
 
   void finish() {
     flush();
-    if (::fsync(fd_.get()) != 0) fail_write(path_, errno, bytes_);
+    if (::fsync(fd_.get()) != 0) fail_write(named_, errno, bytes_);
     // Network file systems tell some write errors only here.
-    if (::close(fd_.release()) != 0 && errno != EINTR) fail_write(path_, errno, bytes_);
+    if (::close(fd_.release()) != 0 && errno != EINTR) fail_write(named_, errno, bytes_);
     finished_ = true;
   }
 
@@ -70,7 +71,7 @@ class ShardFile {
     if (errno != ENOSPC && errno != EDQUOT && errno != EFBIG) return;
     const int why = errno;
     ::unlink(path_.c_str());
-    fail_write(path_, why, bytes_);
+    fail_write(named_, why, bytes_);
   }
 
   void flush() {
@@ -82,7 +83,7 @@ class ShardFile {
     while (!bytes.empty()) {
       const ssize_t put = ::write(fd_.get(), bytes.data(), bytes.size());
       if (put < 0 && errno == EINTR) continue;
-      if (put < 0) fail_write(path_, errno, bytes_);
+      if (put < 0) fail_write(named_, errno, bytes_);
       bytes.remove_prefix(static_cast<size_t>(put));
       written_ += put;
     }
@@ -94,7 +95,7 @@ class ShardFile {
   }
 
   static constexpr int64_t kWritebackBytes = int64_t{16} << 20;
-  std::filesystem::path path_;
+  std::filesystem::path path_, named_;
   const int64_t bytes_;  // of the whole
   int64_t written_ = 0, started_ = 0;
   Fd fd_;
@@ -172,8 +173,8 @@ uint64_t append_piece(ShardFile& file, const TensorPiece& piece) {
   return hash.digest();
 }
 
-void write_shard(const std::filesystem::path& path, std::vector<TensorPiece>& pieces,
-                 const std::string& format) {
+void write_shard(const std::filesystem::path& path, const std::filesystem::path& named,
+                 std::vector<TensorPiece>& pieces, const std::string& format) {
   std::vector<SafetensorsEntry> entries;
   int64_t end = 0;
   for (const TensorPiece& piece : pieces) {
@@ -185,7 +186,7 @@ void write_shard(const std::filesystem::path& path, std::vector<TensorPiece>& pi
     end += piece.chunk.bytes;
   }
   const std::string header = safetensors_header(entries, {{"format", format}});
-  ShardFile file(path, static_cast<int64_t>(header.size()) + end);
+  ShardFile file(path, named, static_cast<int64_t>(header.size()) + end);
   file.append(header);
   for (size_t i = 0; i < pieces.size(); ++i) {
     pieces[i].chunk.byte_offset = static_cast<int64_t>(header.size()) + entries[i].begin;
@@ -202,11 +203,11 @@ std::vector<ChunkRecord> write_shards(const CheckpointAttempt& attempt, int rank
   return write_shards_into(written_path(attempt), rank, tensors);
 }
 
-void write_safetensors(const std::filesystem::path& path,
+void write_safetensors(const std::filesystem::path& path, const std::filesystem::path& named,
                        const std::vector<CheckpointTensor>& tensors) {
   std::vector<TensorPiece> pieces = pieces_of(tensors, false, path.filename().string());
   // Others' readers look for this word.
-  write_shard(path, pieces, "pt");
+  write_shard(path, named, pieces, "pt");
 }
 
 std::vector<ChunkRecord> write_shards_into(const std::filesystem::path& dir, int rank,
@@ -217,7 +218,7 @@ std::vector<ChunkRecord> write_shards_into(const std::filesystem::path& dir, int
         fmt::format("{}-r{:05d}.safetensors", optimizer ? "optim" : "model", rank);
     std::vector<TensorPiece> pieces = pieces_of(tensors, optimizer, name);
     if (pieces.empty()) continue;
-    write_shard(dir / name, pieces, "mtl.checkpoint");
+    write_shard(dir / name, dir / name, pieces, "mtl.checkpoint");
     for (TensorPiece& piece : pieces) chunks.push_back(std::move(piece.chunk));
   }
   as_write_error(dir, [&] { sync_directory(dir); });

@@ -333,3 +333,22 @@ TEST_CASE("a disk with errors: one warning, training goes on, and it is tried ag
   }
 }
 #endif
+
+TEST_CASE("weights that cannot be written are named as they were asked for") {
+  Shell shell;
+  write_recipe(shell, 5);
+  REQUIRE(shell.mtl({"launch", "train.yaml"}).code == 0);
+  const std::string run = run_of(shell).string();
+  for (const std::string call : {"fsync", "write"}) {
+    CAPTURE(call);
+    shell.write("errors", call);
+    const Outcome merge = shell.mtl({"ckpt", "merge", run, "-o", "checkpoints/w.safetensors"},
+                                    {{"LD_PRELOAD", MTL_FAILING_DISK_LIBRARY},
+                                     {"MTL_FAILING_DISK", (shell.dir() / "errors").string()}});
+    CAPTURE(merge.err);
+    CHECK(merge.code == 4);
+    CHECK(has(merge.err, "error[ckpt.write]: cannot write " +
+                             (shell.dir() / "checkpoints/w.safetensors").string() + ": Input"));
+    CHECK(fs::is_empty(shell.dir() / "checkpoints"));
+  }
+}
