@@ -63,19 +63,21 @@ std::string log_place(const WorkerEnd& end) {
   return end.host.empty() ? end.log.string() : end.host + ":" + end.log.string();
 }
 
-// What a rank of ours has said to do, in the last error that it printed; "" if it has not.
-std::string own_advice(const WorkerEnd& end) {
-  constexpr std::string_view kHelp = "  help: ";
+// Where a rank of ours has said what to do, in the last error that it printed: a place in its last
+// lines, or their number if it has not.
+constexpr std::string_view kHelp = "  help: ";
+size_t own_advice(const WorkerEnd& end) {
   bool in_error = false;
-  std::string help;
-  for (const std::string& line : end.last_lines) {
-    if (line.starts_with("error[")) in_error = true;
-    if (in_error && line.starts_with(kHelp)) help = printable(line.substr(kHelp.size()));
+  size_t place = end.last_lines.size();
+  for (size_t i = 0; i < end.last_lines.size(); ++i) {
+    if (end.last_lines[i].starts_with("error[")) in_error = true;
+    if (in_error && end.last_lines[i].starts_with(kHelp)) place = i;
   }
-  return help;
+  return place;
 }
 
-std::string advice(const WorkerEnd& end, bool is_ours) {
+// `own`: what it said itself, "" = nothing.
+std::string advice(const WorkerEnd& end, bool is_ours, const std::string& own) {
   const std::string log = !end.log.empty() ? "its log, " + log_place(end)
                           : end.shown      ? "its output above"
                                       : "its output (--tee 3 shows it, --log_dir DIR keeps it)";
@@ -116,9 +118,7 @@ std::string advice(const WorkerEnd& end, bool is_ours) {
     default:
       break;
   }
-  if (const std::string own = is_ours ? own_advice(end) : ""; !own.empty()) {
-    return own + "; see " + log;
-  }
+  if (!own.empty()) return own + "; see " + log;
   switch (is_ours ? end.exit_code : 0) {
     case static_cast<int>(Exit::out_of_memory):
       return "use a smaller micro-batch or split the model over more ranks; see " + log;
@@ -147,23 +147,29 @@ Diagnostic failure_report(const AgentResult& result, bool is_ours) {
     return Diagnostic{
         .code = "run.stopped",
         .what = result.interrupted ? "the run was stopped on request" : "no rank failed",
-        .notes = result.warnings,
         .severity = Diagnostic::Severity::warning};
   }
   const WorkerEnd& end = *result.first_failure;
+  const size_t own = is_ours && end.signal == 0 ? own_advice(end) : end.last_lines.size();
+  const bool advised = own < end.last_lines.size();
   const std::string place =
       end.host.empty() ? "" : fmt::format("local {} on {}, ", end.local_rank, end.host);
   Diagnostic report{
       .code = "rank.died",
       .what = fmt::format("{} ({}pid {}) {}", ranks_name(end), place, end.pid, how_it_ended(end)),
-      .help = advice(end, is_ours)};
+      .help =
+          advice(end, is_ours, advised ? printable(end.last_lines[own].substr(kHelp.size())) : "")};
   report.notes.push_back(
       fmt::format("at {}, {} after the start", clock_text(end.when),
                   duration_text(duration_cast<milliseconds>(end.when - result.started))));
   for (const std::string& note : end.notes) report.notes.push_back(printable(note));
   if (!end.last_lines.empty()) {
     report.notes.push_back("its last lines on stderr:");
-    for (const std::string& line : end.last_lines) report.notes.push_back("| " + printable(line));
+    for (size_t i = 0; i < end.last_lines.size(); ++i) {
+      // Its advice is that of the report, and stands there.
+      if (advised && i == own) continue;
+      report.notes.push_back("| " + printable(end.last_lines[i]));
+    }
   }
   size_t stopped = 0;
   std::string also;
@@ -184,7 +190,6 @@ Diagnostic failure_report(const AgentResult& result, bool is_ours) {
   }
   if (!also.empty()) report.notes.push_back("then " + also);
   if (!end.log.empty()) report.notes.push_back("log: " + log_place(end));
-  for (const std::string& warning : result.warnings) report.notes.push_back(warning);
   return report;
 }
 

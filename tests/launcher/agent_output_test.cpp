@@ -307,6 +307,22 @@ TEST_CASE("exit codes are explained where they are mtl's own") {
       run_agent(shells({"printf 'error[x.y]: full\n  help: free space\nnoise\n' >&2; exit 4"}));
   CHECK(failure_report(said, true).help.starts_with("free space; see "));
   CHECK(failure_report(said).help.starts_with("see "));
+  // Nothing of it is there twice; of a foreign program all is quoted.
+  const auto count_of = [](const std::string& text, const std::string& word) {
+    size_t n = 0;
+    for (size_t at = text.find(word); at != text.npos; at = text.find(word, at + 1)) ++n;
+    return n;
+  };
+  const std::string text = render(failure_report(said, true));
+  CAPTURE(text);
+  CHECK(count_of(text, "free space") == 1);
+  CHECK(count_of(text, "| error[x.y]: full\n") == 1);
+  CHECK(count_of(text, "| noise\n") == 1);
+  CHECK(count_of(render(failure_report(said)), "|   help: free space\n") == 1);
+  // Warnings are told by themselves, in front of the report.
+  AgentResult warned = said;
+  warned.warnings = {"the log is incomplete"};
+  CHECK(render(failure_report(warned, true)) == text);
 }
 
 TEST_CASE("the failure report is the headline") {
