@@ -222,6 +222,7 @@ class SlurmSubmission {
     const std::string id = write_and_submit(folder);
     record(id);
     announce(id);
+    warn_of_shortage();
     if (!slurm_.options.wait) return 0;
     const auto log = [&](const std::string& one) {
       return slurm_.options.array ? std::string() : log_of(one);
@@ -309,6 +310,18 @@ class SlurmSubmission {
     record.when = now_;
     record.nodes = slurm_.options.nodes;
     record_job(record);
+  }
+
+  // After sbatch has taken it: there may be more nodes later, or an exception for this user.
+  void warn_of_shortage() const {
+    const std::vector<std::string>& lines = slurm_.options.sbatch;
+    const bool elsewhere = std::any_of(lines.begin(), lines.end(), [](const std::string& line) {
+      return line.starts_with("--clusters");
+    });
+    if (elsewhere || job_.request.min_nodes <= 1) return;
+    if (const auto warning = slurm_shortage(job_.request, slurm_partitions())) {
+      print_warnings({*warning});
+    }
   }
 
   void announce(const std::string& id) const {

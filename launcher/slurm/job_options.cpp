@@ -209,6 +209,11 @@ class Reader {
       conflict(fmt::format("{} and {} both ask for GPUs", called("gres"), called(other)),
                "leave one of them out; --slurm_gres gpu:a100:8 says it all");
     }
+    // --gres is what the site wants to read, whatever the job does with it.
+    if (request_.config.use_cpu && to_number<int>(text("gpus_per_node")).value_or(0) > 0) {
+      conflict(fmt::format("{} asks for GPUs, and the job uses none", called("gpus_per_node")),
+               "leave it out, or --cpu (--multi_gpu where a file says use_cpu)");
+    }
     for (const char* name : {"container_mounts", "container_runtime"}) {
       if (!given(name) || given("container")) continue;
       conflict(fmt::format("{} without a container", called(name)), "add --slurm_container IMAGE");

@@ -1,6 +1,7 @@
 #include "launcher/slurm/submit.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <set>
 #include <sstream>
 
@@ -36,6 +37,48 @@ std::string ask_partitions() {
 }
 
 }  // namespace
+
+std::string slurm_partitions() {
+  const CommandAnswer answer =
+      ask_slurm({"scontrol", "-o", "show", "partition"}, std::chrono::seconds(10));
+  return answer.ok() ? answer.out : std::string();
+}
+
+std::optional<Diagnostic> slurm_shortage(const LaunchRequest& request,
+                                         const std::string& partitions) {
+  // sbatch hears its own variable rather than the script.
+  const char* const said = std::getenv("SBATCH_PARTITION");
+  const std::string names = said != nullptr ? said : setting(request, "partition");
+  std::vector<std::string> wanted;
+  std::istringstream in(names);
+  for (std::string name; std::getline(in, name, ',');) wanted.push_back(name);
+  size_t known = 0;
+  int most = 0;
+  std::string of;
+  std::istringstream lines(partitions);
+  for (std::string line; std::getline(lines, line);) {
+    const std::string name = control_field(line, "PartitionName");
+    const bool meant = wanted.empty()
+                           ? control_field(line, "Default") == "YES"
+                           : std::find(wanted.begin(), wanted.end(), name) != wanted.end();
+    const auto there = to_number<int>(control_field(line, "TotalNodes"));
+    if (!meant || !there) continue;
+    ++known;
+    const auto limit = to_number<int>(control_field(line, "MaxNodes"));  // or UNLIMITED
+    const int nodes = limit ? std::min(*limit, *there) : *there;
+    most = std::max(most, nodes);
+    of += fmt::format("{}partition {} {} {}", of.empty() ? "" : ", ", name,
+                      nodes < *there ? "gives a job at most" : "has", nodes);
+  }
+  if (known == 0 || known < wanted.size() || request.min_nodes <= most) return std::nullopt;
+  return Diagnostic{
+      .code = "slurm.nodes",
+      .what = fmt::format("the job waits for {} nodes, and {}", request.min_nodes, of),
+      .help = fmt::format("end it and ask for at most {} (--num_machines), or for another "
+                          "--slurm_partition: sinfo shows them",
+                          most),
+      .severity = Diagnostic::Severity::warning};
+}
 
 Diagnostic slurm_refusal(const std::string& words, const LaunchRequest& request,
                          const std::string& partitions) {

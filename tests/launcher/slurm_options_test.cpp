@@ -368,6 +368,44 @@ TEST_CASE("what SLURM has against a job is said in words") {
   CHECK_FALSE(other.help.empty());
 }
 
+TEST_CASE("a job of more nodes than its partition has is told that it waits for ever") {
+  const std::string there =
+      "PartitionName=low AllowGroups=ALL Default=NO MaxNodes=2 TotalCPUs=32 TotalNodes=9\n"
+      "PartitionName=debug AllowGroups=ALL Default=YES MaxNodes=UNLIMITED TotalCPUs=8 "
+      "TotalNodes=4";
+  const auto said = [&](const Settings& settings, int nodes) {
+    const auto warning = slurm_shortage(request_of(settings, nodes), there);
+    if (warning) CHECK(warning->severity == Diagnostic::Severity::warning);
+    return warning ? warning->what : "";
+  };
+  CHECK(said({}, 4).empty());
+  CHECK(said({}, 5) == "the job waits for 5 nodes, and partition debug has 4");
+  CHECK(said({{"partition", {"low"}}}, 2).empty());
+  CHECK(said({{"partition", {"low"}}}, 4) ==
+        "the job waits for 4 nodes, and partition low gives a job at most 2");
+  CHECK(said({{"partition", {"low,debug"}}}, 4).empty());
+  CHECK(said({{"partition", {"low,debug"}}}, 5) ==
+        "the job waits for 5 nodes, and partition low gives a job at most 2, partition debug has "
+        "4");
+  CHECK(said({{"partition", {"low,hidden"}}}, 5).empty());
+  CHECK_FALSE(slurm_shortage(request_of({}, 5), ""));
+  LaunchRequest range = request_of({}, 5);
+  range.min_nodes = 4;
+  CHECK_FALSE(slurm_shortage(range, there));
+}
+
+TEST_CASE("GPUs for a job on CPUs contradict each other") {
+  const auto codes_on_cpu = [](const Settings& settings) {
+    LaunchRequest request = request_of(settings);
+    CHECK(read(request).codes.empty());
+    request.config.use_cpu = true;
+    return read(request).codes;
+  };
+  CHECK(codes_on_cpu({{"gpus_per_node", {"3"}}}) == Words{"slurm.conflict"});
+  CHECK(codes_on_cpu({{"gpus_per_node", {"0"}}}).empty());
+  CHECK(codes_on_cpu({{"gres", {"gpu:a100:8"}}}).empty());  // as a site may want it
+}
+
 TEST_CASE("a default_config.yaml and the environment say what a job asks for") {
   const mtl::test::TempDir dir;
   const std::string path = (dir.path() / "c.yaml").string();

@@ -164,7 +164,12 @@ TEST_CASE("what SLURM refuses is explained and leaves nothing behind") {
   CHECK(has(end.err, "note: sbatch: error:"));
   end = slurm.run(submit({"--num_machines", "9", "--", "true"}));
   // This site lets it wait, another would refuse it.
-  CHECK((end.code == 0 || has(end.err, "there are no 9 nodes with what the job asks for")));
+  CHECK(
+      (has(end.err, "warning[slurm.nodes]: the job waits for 9 nodes, and partition debug has 2") ||
+       has(end.err, "there are no 9 nodes with what the job asks for")));
+  end = slurm.run(submit({"--gpus_per_node", "3", "--", "true"}));
+  CHECK(end.code == 3);
+  CHECK(has(end.err, "--slurm_gpus_per_node asks for GPUs, and the job uses none"));
   end = slurm.run(mtl_words({"submit", "--nproc_per_node", "9", "--", "true"}));
   CHECK(end.code == 3);
   CHECK(has(end.err, "no node has what the job asks for"));
