@@ -1,5 +1,9 @@
 #include "runtime/plan/no_effect.h"
 
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include <fmt/format.h>
 
 namespace mtl {
@@ -7,16 +11,18 @@ namespace mtl {
 void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   const TrainSpec& spec = resolved.spec;
   const TrainSpec built_in;
+  const auto warn = [&](const char* key, const char* named, const char* because) {
+    diagnostics.add({.code = "config.no_effect",
+                     .what = fmt::format("{} has no effect: {}", named, because),
+                     .place = resolved.place_of(key),
+                     .help = "leave it out",
+                     .severity = Diagnostic::Severity::warning});
+  };
   // `matters`: the setting is read. A value equal to the built-in one was not asked for, as far as
   // a resolved.yaml can tell.
   const auto check = [&](const char* key, bool matters, const auto& value, const auto& standard,
                          const char* because) {
-    if (matters || value == standard) return;
-    diagnostics.add({.code = "config.no_effect",
-                     .what = fmt::format("{} has no effect: {}", key, because),
-                     .place = resolved.place_of(key),
-                     .help = "leave it out",
-                     .severity = Diagnostic::Severity::warning});
+    if (!matters && value != standard) warn(key, key, because);
   };
   const TrainSpec::Model::Position& position = spec.model.position;
   const bool rope = position.type == "rope";
@@ -94,6 +100,12 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
         built_in.parallel.schedule, "parallel.pp is 1");
   check("parallel.stage_layout", spec.parallel.pp > 1, spec.parallel.stage_balance,
         built_in.parallel.stage_balance, "parallel.pp is 1");
+  // Made again is what blocks read, and here they read it as it comes.
+  const std::vector<std::string>& again = spec.recompute.modules;
+  if (spec.recompute.mode == "selective" && spec.model.norm.place == "output" &&
+      std::find(again.begin(), again.end(), "norm") != again.end()) {
+    warn("recompute.modules", "recompute.modules: norm", "model.norm.place is output");
+  }
   check("train.accumulate_by", !spec.train.accumulate.empty(), spec.train.accumulate_by,
         built_in.train.accumulate_by, "train.accumulate is not given");
   check("train.deterministic", false, spec.train.deterministic, built_in.train.deterministic,

@@ -264,6 +264,28 @@ TEST_CASE("choices of layers change nothing without a window and rotations") {
   CHECK(warnings() == 3);
 }
 
+TEST_CASE("norms that no block reads are none to make again") {
+  ResolvedSpec resolved = ruled_spec();
+  TrainSpec& spec = resolved.spec;
+  spec.recompute.mode = "selective";
+  spec.recompute.modules = {"mlp", "norm"};
+  const auto warnings = [&] {
+    Diagnostics diagnostics;
+    make_plan(resolved, {.vocab = 65}, 1, diagnostics);
+    CHECK_FALSE(diagnostics.has_errors());
+    std::string all;
+    for (const Diagnostic& one : diagnostics.all()) all += one.what + "\n";
+    return all;
+  };
+  CHECK(warnings().empty());
+  spec.model.norm.place = "both";
+  CHECK(warnings().empty());
+  spec.model.norm.place = "output";
+  CHECK(warnings() == "recompute.modules: norm has no effect: model.norm.place is output\n");
+  spec.recompute.modules = {"mlp"};
+  CHECK(warnings().empty());
+}
+
 TEST_CASE("what is written and changes nothing is a warning with its place") {
   ResolvedSpec resolved = ruled_spec();
   resolved.spec.optimizer.momentum = 0.5;
