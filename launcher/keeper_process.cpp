@@ -17,6 +17,8 @@
 #include <sys/timerfd.h>
 #include <sys/wait.h>
 
+#include "common/rank_signals.h"
+
 namespace mtl {
 
 namespace {
@@ -94,9 +96,7 @@ void ignore_slurm_warning() {
     ignore_slurm_warning();
     sigset_t blocked;  // the handlers are the keeper's: the system's
     sigemptyset(&blocked);
-    if (launch.takes_signals) {
-      for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaddset(&blocked, signal);
-    }
+    if (launch.takes_signals) blocked = rank_signals();
     sigprocmask(SIG_SETMASK, &blocked, nullptr);
     execve(launch.program.c_str(), argv, env);
     error = errno;

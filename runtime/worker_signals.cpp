@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "common/error.h"
+#include "common/rank_signals.h"
 
 namespace mtl::signals {
 
@@ -41,9 +42,7 @@ std::function<void()> last_word;
 // the heap (oneDNN 2.6.3 with AMX in a virtual machine, also in a program of nothing but a matmul
 // and an alarm). mtl launch starts ranks with these blocked, so that none comes too early.
 void receive() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaddset(&set, signal);
+  const sigset_t set = rank_signals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   ::signal(SIGUSR2, SIG_DFL);  // under SLURM it is ignored until somebody is here to take it
   std::thread([set] {
