@@ -31,7 +31,8 @@ RankSaves::RankSaves(const std::filesystem::path& run_dir, int fence, int64_t ne
              SaveTimes::Time::clock::now()),
       saver_(trainer, run.plan, all_ranks, run.resolved.spec.checkpoint.async,
              [this] { check_fence(run_dir_, fence_); }),
-      newest_(newest) {}
+      newest_(newest),
+      complete_(newest) {}
 
 bool RankSaves::is_due(int64_t step) const {
   return times_.due(step, SaveTimes::Time::clock::now());
@@ -76,6 +77,8 @@ void RankSaves::begin(const Here& here) {
     request.extras = {{kTokenizerFile, run_.corpus.tokenizer->to_json().dump() + "\n"}};
   }
   request.keep = keep_rules(run_.resolved.spec.checkpoint);
+  // Rules change between two starts, and a disk that took nothing has what they do not keep.
+  if (!std::exchange(begun_, true) || times_.failures() > 0) request.newest = complete_;
   newest_ = here.step;
   times_.began(SaveTimes::Time::clock::now());
   saver_.begin(std::move(request));
@@ -152,6 +155,7 @@ std::optional<SaveOutcome> RankSaves::report(int64_t done) {
     return outcome;
   }
   times_.succeeded();
+  complete_ = step;
   time_limit_.saved(outcome->busy_s);
   time_left_.saved(outcome->busy_s);
   for (const Diagnostic& warning : outcome->warnings) {

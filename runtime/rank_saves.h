@@ -72,6 +72,8 @@ class RankSaves {
   SaveTimes times_;
   CheckpointSaver saver_;
   int64_t newest_;
+  int64_t complete_;    // the step of the newest that is complete, or 0
+  bool begun_ = false;  // a save of this start
 };
 
 }  // namespace mtl

@@ -77,6 +77,12 @@ std::filesystem::path written_path(const CheckpointAttempt& attempt);
 // (Exit::data) if a committed checkpoint is there; ckpt.write (Exit::environment).
 void prepare_checkpoint(const CheckpointAttempt& attempt);
 
+// The same rank then, on a disk that may be full of them: deletes what `keep` keeps no longer,
+// which the commit would do, where the rules have become stricter. `newest`: the step that the run
+// has last saved, or goes on from. It stays, and nothing is deleted unless its checkpoint is
+// complete, the newest, and what `latest` points at. What cannot be deleted is left to the commit.
+void make_room(const CheckpointAttempt& attempt, int64_t newest, const KeepRules& keep);
+
 // Each rank: writes its model-rRRRRR/optim-rRRRRR.safetensors into the prepared folder and fsyncs
 // them. Chunks inside a file are named
 // "<tensor>" or "<tensor>@<offset>" when a rank holds several. Returns what it wrote. Throws Error

@@ -231,6 +231,27 @@ void prepare_checkpoint(const CheckpointAttempt& attempt) {
   }
 }
 
+void make_room(const CheckpointAttempt& attempt, int64_t newest, const KeepRules& keep) {
+  if (keep.last <= 0) return;
+  const fs::path checkpoints = normal(attempt.dir).parent_path();
+  const fs::path dir = checkpoint_path(checkpoints, newest);
+  try {
+    const std::vector<SavedStep> saved = saved_steps(checkpoints, keep);
+    int64_t last = -1;
+    for (const SavedStep& one : saved) last = std::max(last, one.step);
+    const fs::path latest = fs::read_symlink(checkpoints.parent_path() / kLatest);
+    if (last != newest || latest.filename() != dir.filename()) return;
+    prune(attempt, dir, keep, saved);
+    sync_directory(checkpoints);
+    for (const fs::directory_entry& moved : fs::directory_iterator(attempt_path(attempt))) {
+      if (moved.path() != written_path(attempt)) fs::remove_all(moved.path());
+    }
+  } catch (const fs::filesystem_error&) {
+    // The commit tries it again, and tells of it.
+  } catch (const Error&) {
+  }
+}
+
 void write_manifest(const fs::path& dir, const std::vector<ChunkRecord>& chunks,
                     const nlohmann::json& state, const std::vector<ExtraFile>& extras) {
   const std::string text = manifest_text({.state = state,

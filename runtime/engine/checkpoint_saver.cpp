@@ -185,7 +185,10 @@ void CheckpointSaver::begin(SaveRequest request) {
   std::optional<Diagnostic> failure;
   if (world_.rank() == 0) {
     if (still_ours_) still_ours_();
-    failure = try_disk([&] { prepare_checkpoint(request_.attempt); });
+    failure = try_disk([&] {
+      prepare_checkpoint(request_.attempt);
+      if (request_.newest) make_room(request_.attempt, *request_.newest, request_.keep);
+    });
   }
   if (any_rank(failure.has_value(), world_)) {
     return failed(failure.value_or(Diagnostic{.code = "ckpt.write", .what = ""}), 0);

@@ -26,6 +26,8 @@ struct SaveRequest {
   nlohmann::json state = {};  // this and what follows matter on rank 0
   std::vector<ExtraFile> extras = {};
   KeepRules keep = {};
+  // What `keep` keeps no longer goes before anything is written, beside this step (make_room()).
+  std::optional<int64_t> newest = {};
 };
 
 // How a save ended.

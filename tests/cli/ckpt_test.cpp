@@ -316,6 +316,30 @@ TEST_CASE("a full disk: one warning, training goes on, and it is tried again unt
   ::umount2(disk.c_str(), MNT_DETACH);
 }
 
+TEST_CASE("a disk full of checkpoints takes a new one where fewer are to be kept") {
+  Shell shell;
+  const fs::path disk = shell.dir() / "disk";
+  fs::create_directories(disk);
+  if (::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=4m") != 0) {
+    MESSAGE("skipped: may not mount a small disk here");
+    return;
+  }
+  write_recipe(shell, 15);
+  REQUIRE(shell.mtl({"launch", "train.yaml", "checkpoint.keep_last=0"}).code == 0);
+  const fs::path run = run_of(shell);
+  fs::copy(run / "checkpoints", disk / "checkpoints", fs::copy_options::recursive);
+  fs::remove_all(run / "checkpoints");
+  fs::create_directory_symlink(disk / "checkpoints", run / "checkpoints");
+  { std::ofstream(disk / "filler") << std::string(4 << 20, 'x'); }
+  const Outcome outcome =
+      shell.mtl({"launch", "train.yaml", "train.steps=20", "checkpoint.keep_last=2"});
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK_FALSE(has(outcome.err, "[ckpt.write]"));
+  CHECK(steps_of(shell, run.string()) == std::vector<int64_t>{20, 15});
+  ::umount2(disk.c_str(), MNT_DETACH);
+}
+
 #ifndef __SANITIZE_ADDRESS__  // a sanitizer wants to be the first library
 TEST_CASE("a disk with errors: one warning, training goes on, and it is tried again") {
   for (const std::string call : {"fsync", "write"}) {
@@ -332,7 +356,6 @@ TEST_CASE("a disk with errors: one warning, training goes on, and it is tried ag
     CHECK(has(said, "Input/output error"));
   }
 }
-#endif
 
 TEST_CASE("weights that cannot be written are named as they were asked for") {
   Shell shell;
@@ -352,3 +375,4 @@ TEST_CASE("weights that cannot be written are named as they were asked for") {
     CHECK(fs::is_empty(shell.dir() / "checkpoints"));
   }
 }
+#endif

@@ -148,6 +148,34 @@ TEST_CASE("keep rules: a run keeps the last, the best and every tenth, and links
   CHECK(!fs::is_symlink(run.dir.path() / "best"));
 }
 
+TEST_CASE("keep rules: stricter ones make room before a save, and never of what it stands on") {
+  JudgedRun run;
+  const KeepRules keep = {.last = 2, .every = 0, .best = 1, .metric = "loss"};
+  for (int64_t step = 1; step <= 6; ++step) run.save_step(step, {}, static_cast<double>(step));
+  const std::set<int64_t> all = run.steps();
+  const CheckpointAttempt attempt = {checkpoint_path(run.checkpoints, 7)};
+  prepare_checkpoint(attempt);
+  // One that is older than others, or that is not there.
+  make_room(attempt, 5, keep);
+  make_room(attempt, 0, keep);
+  make_room(attempt, 6, {});
+  CHECK(run.steps() == all);
+  // The newest is not complete: the run has gone on from another one.
+  const fs::path marker = run.checkpoints / "step-00000006" / kMarkerName;
+  fs::rename(marker, run.dir.path() / "marker");
+  make_room(attempt, 6, keep);
+  make_room(attempt, 5, keep);  // which `latest` does not point at
+  CHECK(run.steps() == std::set<int64_t>{1, 2, 3, 4, 5});
+  fs::rename(run.dir.path() / "marker", marker);
+  make_room(attempt, 6, keep);
+  CHECK(run.steps() == std::set<int64_t>{1, 5, 6});
+  CHECK(run.link("latest") == "step-00000006");
+  CHECK(names_in(written_path(attempt).parent_path()) ==
+        std::set<std::string>{written_path(attempt).filename().string()});
+  run.save_step(7, {.last = 1}, 7);
+  CHECK(run.steps() == std::set<int64_t>{7});
+}
+
 TEST_CASE("keep rules: what ls says, and what prune deletes") {
   JudgedRun run;
   for (int64_t step = 1; step <= 6; ++step) run.save_step(step, {}, static_cast<double>(step % 4));
