@@ -19,6 +19,7 @@
 #include "cli/plan_text.h"
 #include "cli/submit.h"
 #include "common/error.h"
+#include "common/files.h"
 #include "common/terminal.h"
 #include "common/version.h"
 #include "launcher/generation.h"
@@ -146,6 +147,7 @@ class Run {
 
   const PreparedRun& prepared() const { return prepared_; }
   const std::filesystem::path& dir() const { return directory_.dir; }
+  bool begins() const { return directory_.checkpoint.empty(); }
 
   // Where this process is the controller: before the first generation. Throws Error (Exit::done) if
   // the run is complete. `before_writing` as of open_run.
@@ -236,6 +238,17 @@ void record(const Run& run, const Surroundings& around) {
   record.nodes = std::max(request.max_nodes, 1);
   record_job(record);
   if (const std::string mark = begun_mark(); !mark.empty()) {
+    const std::string before = first_line(mark);
+    if (!before.empty() && before != record.run && run.begins() &&
+        !std::filesystem::exists(before, ignored)) {
+      print_warnings({{.code = "run.moved",
+                       .what = fmt::format("the job has worked in {}, which was moved or removed "
+                                           "since: it begins anew in {}",
+                                           before, record.run),
+                       .help = "to go on from its checkpoints: stop this one, put the folder back, "
+                               "and submit the same script once more",
+                       .severity = Diagnostic::Severity::warning}});
+    }
     std::ofstream(mark) << record.run << "\n";
   }
 }

@@ -10,6 +10,27 @@
 
 using namespace mtl::test;
 
+TEST_CASE("a job that is started again says if the folder of its run was moved") {
+  const Shell shell;
+  write_recipe(shell, 2);
+  shell.write("job/job.sbatch", "");
+  const std::map<std::string, std::string> job = {
+      {"SLURM_JOB_ID", "12"}, {"MTL_JOB_SCRIPT", (shell.dir() / "job/job.sbatch").string()}};
+  const auto launched = [&](const char* steps) {
+    const Outcome outcome = shell.mtl({"launch", "--standalone", "train.yaml", steps}, job);
+    CAPTURE(outcome.err);
+    CHECK(outcome.code == 0);
+    return outcome.err;
+  };
+  CHECK_FALSE(has(launched("train.steps=2"), "run.moved"));
+  CHECK_FALSE(has(launched("train.steps=4"), "run.moved"));
+  const fs::path run = run_of(shell);
+  fs::rename(run, shell.dir() / "elsewhere");
+  const std::string said = launched("train.steps=4");
+  CHECK(has(said, "warning[run.moved]: the job has worked in " + run.string()));
+  CHECK(has(said, "begins anew in " + run_of(shell).string()));
+}
+
 TEST_CASE("plan says what a run needs and starts nothing") {
   Shell shell;
   write_recipe(shell, 10);
