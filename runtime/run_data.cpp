@@ -228,6 +228,7 @@ class Loader {
       source.weight = wanted.weight;
       source.set = set;
       source.format = format_of(wanted.path);
+      tell_reading(source.path, source.format);
       if (source.format == "text") {
         if (!check_text(source.path) || !fits(source.path)) return;
         if (!add_text(source, split, alone)) return;
@@ -255,6 +256,31 @@ class Loader {
     } catch (const Error& error) {
       fail(error);
     }
+  }
+
+  // Two readings of one name, of which a run takes one.
+  void tell_reading(const std::string& path, const std::string& format) {
+    if (spec_.data.format != "auto") return;
+    const auto tell = [&](std::string what, std::string help) {
+      diagnostics_.add({.code = "data.reading",
+                        .what = std::move(what),
+                        .place = place_,
+                        .help = std::move(help),
+                        .severity = Diagnostic::Severity::warning});
+    };
+    std::error_code ignored;
+    if (format == "megatron" && indexed_prefix(path) == path &&
+        fs::is_regular_file(path, ignored)) {
+      tell(fmt::format("'{0}' is the corpus {0}.bin and {0}.idx here, and not the file {0}", path),
+           "data.format=text takes the file, data.format=megatron says that the corpus is meant");
+    }
+    const bool ids = format == "nanogpt" || format == "llmc";
+    if (!ids || spec_.data.vocab > 0) return;
+    const std::string first = shards_of(path).front().string();
+    if (!begins_like_text(first)) return;
+    tell(fmt::format("{} is read as token ids, as files *.bin are, and looks like a text", first),
+         fmt::format("data.format=text takes it as one, data.format={} says that it is ids",
+                     format));
   }
 
   // Reading throws at ids beyond the vocabulary: a wrong one mostly shows in a few places, and not

@@ -1,7 +1,6 @@
 #include "runtime/data/text_input.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
@@ -22,6 +21,7 @@
 
 #include "common/error.h"
 #include "common/files.h"
+#include "common/utf8.h"
 
 namespace mtl {
 
@@ -366,13 +366,35 @@ std::string no_text(std::string_view begin) {
   return "";
 }
 
-std::string no_plain_text(const std::string& path) {
+namespace {
+
+std::string begin_of(const std::string& path) {
   std::error_code ignored;
   if (!fs::is_regular_file(path, ignored)) return "";  // opening a pipe would wait for its writer
-  std::array<char, kBeginBytes> buffer;
+  std::string begin(kBeginBytes, '\0');
   std::ifstream in(path, std::ios::binary);
-  in.read(buffer.data(), buffer.size());
-  const std::string_view begin(buffer.data(), static_cast<size_t>(in.gcount()));
+  in.read(begin.data(), static_cast<std::streamsize>(begin.size()));
+  begin.resize(static_cast<size_t>(in.gcount()));
+  return begin;
+}
+
+}  // namespace
+
+bool begins_like_text(const std::string& path) {
+  constexpr size_t kLongest = 4;  // of a character, which may be cut
+  const std::string begin = begin_of(path);
+  char32_t character = 0;
+  for (size_t at = 0; at < begin.size();) {
+    const bool cut = begin.size() == kBeginBytes && begin.size() - at < kLongest;
+    if (read_utf8(begin, at, character) != nullptr) return cut;
+    const bool control = character < 0x20 || (character >= 0x7F && character < 0xA0);
+    if (control && (character < '\t' || character > '\r')) return false;
+  }
+  return !begin.empty();
+}
+
+std::string no_plain_text(const std::string& path) {
+  const std::string begin = begin_of(path);
   if (is_gzip(begin)) return "is packed by gzip";
   if (is_zstd(begin)) return "is packed by zstd";
   if (std::string why = no_text(begin); !why.empty()) return why;

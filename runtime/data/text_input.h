@@ -40,6 +40,8 @@ std::string no_text(std::string_view begin);
 // The same of a file that is to be read as it stands: its name says JSON Lines, or it is packed, or
 // it is no text. Empty also where it cannot be read.
 std::string no_plain_text(const std::string& path);
+// Whether a file begins like a text: UTF-8 without control characters, which token ids hardly are.
+bool begins_like_text(const std::string& path);
 
 class TextReader {
  public:

@@ -92,6 +92,46 @@ TEST_CASE("run data: a pattern of texts is not read as token ids") {
   CHECK(why_not(resolved).empty());
 }
 
+TEST_CASE("run data: of two readings of a name the one that is taken is told") {
+  const test::TempDir dir;
+  std::string text;
+  for (int i = 0; i < 3000; ++i) text += "words and w\xc3\xb6rter, \xe2\x82\xac\n\t";
+  const std::string bin = (dir.path() / "x.bin").string();
+  dir.file("x.bin", text);
+  // Its ids, of two characters each, may lie in the vocabulary or not.
+  ResolvedSpec resolved = trains_on(bin);
+  resolved.spec.data.tokenizer.type = "bytes";
+  CHECK(why_not(resolved) ==
+        "data.reading: " + bin +
+            " is read as token ids, as files *.bin are, and looks like a text");
+  resolved.spec.data.format = "text";
+  CHECK(why_not(resolved).empty());
+  resolved.spec.data.format = "nanogpt";
+  CHECK(why_not(resolved).starts_with("data.token_range: "));
+  resolved.spec.data.format = "auto";
+  dir.file("x.bin", std::string(4000, '\0'));
+  CHECK(why_not(resolved).empty());
+  dir.file("x.bin", text);
+  resolved.spec.data.tokenizer.type = "auto";
+  resolved.spec.data.vocab = 65536;
+  CHECK(why_not(resolved).empty());
+
+  TokenizeOptions options;
+  options.inputs = {(dir.path() / "a.txt").string()};
+  options.prefix = dir.path() / "a.txt";
+  dir.file("a.txt", text);
+  tokenize_corpus(*make_byte_tokenizer(), options, {});
+  const std::string a = options.prefix.string();
+  CHECK(why_not(trains_on(a)) == "data.reading: '" + a + "' is the corpus " + a + ".bin and " + a +
+                                     ".idx here, and not the file " + a);
+  CHECK(why_not(trains_on(a + ".bin")).empty());
+  resolved = trains_on(a);
+  for (const char* format : {"text", "megatron"}) {
+    resolved.spec.data.format = format;
+    CHECK(why_not(resolved).empty());
+  }
+}
+
 TEST_CASE("run data: a corpus of another tokenizer is refused, of another file of the same not") {
   const test::TempDir dir;
   std::ofstream(dir.path() / "text.txt") << "words " + std::string(3000, 'x');
