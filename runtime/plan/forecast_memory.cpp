@@ -258,7 +258,7 @@ void add_states(const MemoryInput& in, const HeldStage& held, MemoryForecast& on
     one.gradients = 4 * shard + 4 * (whole ? all : unit / 2);
     one.optimizer = 4 * moments * shard;
   } else {
-    const double windows = windows_of(in);
+    const double windows = layout.zero >= 2 ? windows_of(in) : 0;
     const double master = master_bytes(in.software, in.work.compute);
     one.weights = d.e * (layout.zero == 3 ? shard + windows : all);
     one.gradients = 4 * (layout.zero >= 2 ? shard + windows : all);
