@@ -37,7 +37,8 @@ struct LayoutChoice {
   bool keep_every_second = false;
   Float8 float8 = {};  // its layers that stay in the compute type are forecast so
   ScheduleKind schedule = ScheduleKind::one_forward_one_backward;  // or gpipe; kind() has all
-  bool weights_later = false;                                      // ScheduleShape's
+  // ScheduleShape's.
+  bool weights_later = false;
   int group = 0;  // interleaved: micro-batches that take a chunk in turn (parallel.virtual_group)
   bool overlap_data = true;    // gradients travel beside backward,
   bool overlap_gather = true;  // and weights (ZeRO) beside the passes that need them next
