@@ -141,14 +141,7 @@ ClusterStep simulate_cluster(const Workload& work, const LayoutChoice& layout,
   step.replicas = layout.replicas();
   const auto micro_batches =
       static_cast<int>(work.global_batch / (layout.micro_batch * layout.replicas()));
-  ScheduleShape shape;
-  shape.kind = layout.kind();
-  shape.group = layout.in_turn();
-  shape.weights_later = layout.weights_later;
-  shape.stages = layout.pp;
-  shape.chunks = layout.chunks;
-  shape.micro_batches = micro_batches;
-  const std::vector<Program> programs = make_schedule(shape);
+  const std::vector<Program> programs = make_schedule(schedule_shape(layout, micro_batches));
   const std::vector<StageTimes> times = stage_times(work, layout, cluster, software);
   const auto chunks = layout_chunks(work, layout);
   const Replica replica(layout, programs, times, stage_send_time(work, layout, cluster),

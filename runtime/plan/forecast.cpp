@@ -69,18 +69,21 @@ double hardware_flops_per_token(const ModelShape& model, int64_t seq, const Layo
          2.0 * static_cast<double>((model.mlp_parts() + 1) * ffn * model.hidden);
 }
 
+ScheduleShape schedule_shape(const LayoutChoice& layout, int64_t micro_batches) {
+  return {.kind = layout.kind(),
+          .stages = layout.pp,
+          .chunks = layout.chunks,
+          .micro_batches = static_cast<int>(micro_batches),
+          .group = layout.in_turn(),
+          .weights_later = layout.weights_later};
+}
+
 namespace {
 
 // The busiest stage works all the time but for this.
 double simulated_bubble(const LayoutChoice& layout, int64_t micro_batches,
                         const std::vector<StageTimes>& stages, double busiest) {
-  ScheduleShape shape;
-  shape.kind = layout.kind();
-  shape.group = layout.in_turn();
-  shape.weights_later = layout.weights_later;
-  shape.stages = layout.pp;
-  shape.chunks = layout.chunks;
-  shape.micro_batches = static_cast<int>(micro_batches);
+  const ScheduleShape shape = schedule_shape(layout, micro_batches);
   ScheduleTimes times;
   const ChunkTimes mean = stages.front().chunks.front();
   times.forward = mean.forward;
@@ -136,7 +139,7 @@ Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluste
     } else {
       // arXiv 2104.04473, section 2.2: (p - 1) / (m v) of the work, in GPipe, 1F1B and interleaved.
       time.bubble = (sum - most) / chunks;
-      // arXiv 2401.10241, table 1: with the weights' gradients taken out, and filled in.
+      // arXiv 2401.10241: with the weights' gradients taken out, and filled in.
       if (layout.weights_later) {
         time.bubble -= 2 * (later - stages[busiest].weight_grads()) / chunks;
       }

@@ -51,11 +51,13 @@ struct LayoutChoice {
   int world() const { return tp * pp * cp * ep * dp; }
   int replicas() const { return dp * ep; }
   ScheduleKind kind() const {
-    const bool plain = schedule == ScheduleKind::one_forward_one_backward;
-    return chunks > 1 && plain ? ScheduleKind::interleaved : schedule;
+    return chunks > 1 && schedule != ScheduleKind::gpipe ? ScheduleKind::interleaved : schedule;
   }
   int in_turn() const { return group > pp ? group : pp; }
 };
+
+// What its pipeline executes in a step of so many micro-batches.
+ScheduleShape schedule_shape(const LayoutChoice& layout, int64_t micro_batches);
 
 // Bytes moved per element to bring a linear's operands into FP8, the pass for the largest magnitude
 // (read 2) included.
@@ -220,8 +222,7 @@ BesideSeconds beside_seconds(const Workload& work, const LayoutChoice& layout,
                              const StepTime& time);
 
 // `simulate_schedule`: the bubble from the instruction lists rather than from (p - 1) / (m v), or
-// ZB-H1's formula.
-// The layout must be possible.
+// ZB-H1's formula. The layout must be possible.
 Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                   const Software& software = software_mtl(), bool simulate_schedule = false);
 // The same of this program with the kernels that others report of runs on many such GPUs

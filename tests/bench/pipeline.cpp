@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -38,7 +39,7 @@ Step step_of(const std::string& schedule, int64_t micro_batches, const std::stri
                           .seq_len = kSeq,
                           .steps = 1000});
   spec.precision.dtype = dtype;
-  spec.optimizer.type = "sgd";  // what a step has beside its passes
+  spec.optimizer.type = "sgd";  // the least that a step may have beside its passes
   spec.parallel.pp = 2;
   spec.parallel.schedule = schedule;
   Diagnostics diagnostics;

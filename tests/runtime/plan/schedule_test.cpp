@@ -217,7 +217,7 @@ TEST_CASE("every schedule is valid and has the known peak and slots and bubble")
 }
 
 TEST_CASE("ZB-H1 is 1F1B with the weights' gradients where stages would wait") {
-  // Figure 3 of arXiv 2401.10241 has them so, counted from 1.
+  // By hand, after Figure 3 of arXiv 2401.10241, which has p = 4.
   const auto programs = make_schedule({.stages = 3, .micro_batches = 4, .weights_later = true});
   CHECK(order_of(programs[0]) == "F0a F1a F2a B0a W0a F3a B1a W1a B2a W2a B3a W3a");
   CHECK(order_of(programs[1]) == "F0a F1a B0a F2a B1a W0a F3a B2a W1a B3a W2a W3a");
@@ -240,7 +240,7 @@ TEST_CASE("a third of a backward that comes later shortens a step by what it fil
   REQUIRE(later);
   CHECK(later->ideal == plain->ideal);
   CHECK(plain->makespan == 8 * 32 + 3 * 32);
-  // arXiv 2401.10241, table 1: (p - 1) (forward + backward - 2 weights' gradients).
+  // arXiv 2401.10241: (p - 1) (forward + backward - 2 weights' gradients).
   CHECK(later->makespan == 8 * 32 + 3 * (32 - 2 * 8));
 }
 
@@ -285,7 +285,7 @@ TEST_CASE("the times of chunks reach the makespan") {
   const ScheduleShape shape = {.stages = 2, .micro_batches = 4};
   const auto programs = make_schedule(shape);
   const auto even = simulate(programs, shape, problem,
-                             {.forward = 2, .backward = 3, .weight_grads = {}, .weight = {}});
+                             {.forward = 2, .backward = 3, .weight_grads = 0, .weight = {}});
   REQUIRE(even);
   CHECK(even->ideal == 20);
   CHECK(even->makespan == 25);
@@ -312,10 +312,10 @@ TEST_CASE("1F1B and interleaved schedules need room for few messages whatever th
                           .micro_batches = m,
                           .channel_capacity = 1};
       CHECK(simulate(make_schedule(plain), plain, problem).has_value());
-      ScheduleShape gpipe = plain;
       ScheduleShape later = plain;
       later.weights_later = true;
       CHECK(simulate(make_schedule(later), later, problem).has_value());
+      ScheduleShape gpipe = plain;
       gpipe.kind = ScheduleKind::gpipe;
       CHECK(simulate(make_schedule(gpipe), gpipe, problem).has_value());
       ScheduleShape interleaved = plain;
