@@ -20,12 +20,13 @@ void require(bool condition, const std::string& what) {
 }
 
 void check(const AttentionShape& s, const Tensor& qkv, const Tensor& out, const Tensor& lse) {
-  require(s.heads > 0 && s.kv_heads > 0 && s.heads % s.kv_heads == 0 && s.head_dim > 0,
-          fmt::format("attention with {} heads over {} KV heads of {}", s.heads, s.kv_heads,
-                      s.head_dim));
+  require(s.heads > 0 && s.kv_heads > 0 && s.heads % s.kv_heads == 0 && s.head_dim > 0 &&
+              s.value_dim >= 0 && s.value_dim <= s.head_dim,
+          fmt::format("attention with {} heads over {} KV heads of {} and {}", s.heads, s.kv_heads,
+                      s.head_dim, s.values()));
   const int64_t rows = s.batch * s.seq;
-  require(qkv.rows() == rows && qkv.cols() == (s.heads + 2 * s.kv_heads) * s.head_dim &&
-              out.rows() == rows && out.cols() == s.heads * s.head_dim,
+  require(qkv.rows() == rows && qkv.cols() == s.qkv_width() && out.rows() == rows &&
+              out.cols() == s.heads * s.values(),
           fmt::format("attention over {} rows with qkv [{}, {}] and out [{}, {}]", rows, qkv.rows(),
                       qkv.cols(), out.rows(), out.cols()));
   require(lse.dtype == DType::f32 && lse.numel() == s.batch * s.heads * s.seq,

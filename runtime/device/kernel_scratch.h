@@ -81,6 +81,7 @@ inline int64_t embedding_backward(int64_t tokens) {
 // Attention, of the heads of a rank.
 struct AttentionSize {
   int64_t batch = 0, seq = 0, heads = 0, head_dim = 0;
+  int64_t value_dim = 0;  // 0 = head_dim
 };
 // The most queries that a tile has: as many statistics may be read behind a head's last query.
 inline constexpr int64_t kMostQueries = 128;
@@ -92,8 +93,10 @@ inline int64_t attention_stats(const AttentionSize& s) {
   return s.batch * s.heads * stats_stride(s.seq) * 8;
 }
 // Whether Hopper's kernels are for calls of this kind.
-inline bool fits_warpgroups(DType dtype, int64_t seq, int64_t head_dim) {
-  return dtype != DType::f32 && (head_dim == 64 || head_dim == 96 || head_dim == 128) && seq >= 32;
+inline bool fits_warpgroups(DType dtype, const AttentionSize& s) {
+  const bool compiled = s.head_dim == 64 || s.head_dim == 96 || s.head_dim == 128;
+  return dtype != DType::f32 && compiled && s.seq >= 32 &&
+         (s.value_dim == 0 || s.value_dim == s.head_dim);
 }
 // Which backward they have: what is faster as far as it is measured, or as it is wished.
 enum class Backward { measured, split };
@@ -147,7 +150,8 @@ struct KernelNeeds {
   struct Matrix {
     int64_t rows = 0, cols = 0;
   };
-  std::vector<Matrix> biases;  // the gradients that biases are sums of
+  std::vector<Matrix> latent_norms;  // what else is normalised
+  std::vector<Matrix> biases;        // the gradients that biases are sums of
   int64_t routed_tokens = 0, experts = 0;
   int64_t embedded_rows = 0;
 };
@@ -158,8 +162,7 @@ inline int64_t most_scratch(const KernelNeeds& needs,
                             std::optional<kernel_scratch::Backward> hopper) {
   namespace of = kernel_scratch;
   const of::AttentionSize& attention = needs.attention;
-  const bool fits =
-      hopper.has_value() && of::fits_warpgroups(needs.compute, attention.seq, attention.head_dim);
+  const bool fits = hopper.has_value() && of::fits_warpgroups(needs.compute, attention);
   const bool sums = fits && of::adds_up(*hopper, attention.head_dim);
   int64_t most = of::attention_backward(attention, sums);
   if (most <= needs.attention_room) most = 0;
@@ -171,6 +174,9 @@ inline int64_t most_scratch(const KernelNeeds& needs,
   }
   if (needs.wide_norm_rows > 0) {
     most = std::max(most, of::wide_norm_backward(needs.wide_norm_rows, needs.wide_norm_cols));
+  }
+  for (const KernelNeeds::Matrix& x : needs.latent_norms) {
+    if (x.cols > 0) most = std::max(most, of::norm_backward(x.rows, x.cols));
   }
   for (const KernelNeeds::Matrix& x : needs.biases) {
     most = std::max(most, of::column_sums(x.rows, x.cols));

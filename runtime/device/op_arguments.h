@@ -164,12 +164,42 @@ struct WideNormBackward {
   bool accumulate = false;  // of dgamma
 };
 
+// The heads of latent attention (DeepSeek-V2, arXiv 2405.04434, (9) to (19)), from what its
+// projections made to the qkv of attention. A query is head_dim elements of `queries`, the last
+// rope_dim of them rotated. Of `pairs` a head has its keys' first head_dim - rope_dim elements, and
+// behind them its value; the last rope_dim elements of a key are the last of `latents`, rotated,
+// the same for all heads. What is rotated are pairs of neighbours, elements 2 i and 2 i + 1, by the
+// angle of a position, as Rope's are.
+struct LatentHeads {
+  Tensor queries;  // [n, heads * head_dim]
+  Tensor pairs;    // [n, heads * (head_dim - rope_dim + value_dim)]
+  Tensor latents;  // [n, rope_dim or more]
+  Tensor qkv;      // [n, heads * (2 head_dim + value_dim)]: written
+  int64_t heads = 0, head_dim = 0, rope_dim = 0, value_dim = 0;
+  Tensor table;                         // f32 [positions, rope_dim], as Rope's
+  int64_t seq = 0, first_position = 0;  // row i has position first_position + i % seq
+  Tensor positions = {};                // i32 [n], as Rope's
+  // From the gradient of qkv to those of the three; of `latents` to the last rope_dim columns alone
+  // (the sum over the heads, ascending and in f32).
+  bool backward = false;
+};
+
+// Columns [from_column, from_column + columns) of the rows of `from` become columns [to_column, ..)
+// of those of `to`.
+struct CopyColumns {
+  Tensor from, to;  // [n, ..], same type, no overlap
+  int64_t from_column = 0, to_column = 0, columns = 0;
+};
+
 // Causal self-attention with grouped queries. Q, K and V are columns of one projection: row t of
-// sequence b starts at qkv + (b*seq + t) * row_stride elements; q heads first, then k heads, then v
-// heads, head_dim each.
+// sequence b starts at qkv + (b*seq + t) * row_stride elements; q heads first, then k heads,
+// head_dim each, then v heads, value_dim each.
 struct AttentionShape {
   int64_t batch = 0, seq = 0, heads = 0, kv_heads = 0, head_dim = 0;  // local heads of this TP rank
   float scale = 1;                                                    // 1/sqrt(head_dim)
+  int64_t value_dim = 0;  // of a head's values and results, at most head_dim; 0 = head_dim
+  int64_t values() const { return value_dim > 0 ? value_dim : head_dim; }
+  int64_t qkv_width() const { return (heads + kv_heads) * head_dim + kv_heads * values(); }
   Dropout dropout = {};
   // Index of element (b, h, q, k) for dropout: ((b * total_heads + first_head + h) * seq + q) * seq
   // + k.
@@ -197,8 +227,8 @@ float alibi_slope(int64_t head, int64_t heads);
 
 struct Attention {
   AttentionShape shape;
-  Tensor qkv;  // [batch*seq, (heads + 2 kv_heads) * head_dim]
-  Tensor out;  // [batch*seq, heads * head_dim]
+  Tensor qkv;  // [batch*seq, qkv_width()]
+  Tensor out;  // [batch*seq, heads * values()]
   Tensor lse;  // f32 [batch, heads, seq]: log-sum-exp of the scaled scores, saved for backward
 };
 struct AttentionBackward {

@@ -1,5 +1,5 @@
 // Attention alone on one GPU: TFLOP/s forward and backward of each of our kernels and of cuDNN's,
-// on the forms of usual models.
+// on the forms of usual models; DeepSeek's have values of 128 elements.
 //   build/bench/attention_gpu [--tiny | --once] [KERNEL ...]
 // Ends with 1 if a row could not be measured. --once measures nothing: it calls each once, on two
 // of the forms, for a profiler that looks on. FLOPs are those of causal attention: a product of the
@@ -28,11 +28,14 @@ using Clock = std::chrono::steady_clock;
 
 struct Form {
   int64_t batch, seq, heads, kv_heads, head_dim;
+  int64_t value_dim = head_dim;
 };
-constexpr Form kForms[] = {{32, 1024, 12, 12, 64}, {8, 1024, 25, 25, 64},  {4, 4096, 32, 8, 64},
-                           {8, 2048, 32, 32, 96},  {8, 1024, 32, 8, 128},  {4, 2048, 32, 8, 128},
-                           {2, 4096, 32, 8, 128},  {1, 8192, 32, 32, 128}, {2, 8192, 32, 8, 128}};
-constexpr Form kTiny[] = {{1, 64, 2, 1, 64}};
+constexpr Form kForms[] = {
+    {32, 1024, 12, 12, 64},      {8, 1024, 25, 25, 64},        {4, 4096, 32, 8, 64},
+    {8, 2048, 32, 32, 96},       {8, 1024, 32, 8, 128},        {4, 2048, 32, 8, 128},
+    {2, 4096, 32, 8, 128},       {1, 8192, 32, 32, 128},       {2, 8192, 32, 8, 128},
+    {4, 4096, 16, 16, 192, 128}, {1, 4096, 128, 128, 192, 128}};
+constexpr Form kTiny[] = {{1, 64, 2, 1, 64}, {1, 64, 2, 2, 192, 128}};
 constexpr Form kOnce[] = {{32, 1024, 12, 12, 64}, {2, 8192, 32, 8, 128}};
 
 class Memory {
@@ -96,9 +99,10 @@ void measure(const std::string& kernel, const Form& form, bool once) {
   shape.heads = form.heads;
   shape.kv_heads = form.kv_heads;
   shape.head_dim = form.head_dim;
+  shape.value_dim = form.value_dim;
   shape.scale = 0.01f;
-  const int64_t rows = form.batch * form.seq, wide = form.heads * form.head_dim,
-                in = wide + 2 * form.kv_heads * form.head_dim;
+  const int64_t rows = form.batch * form.seq, wide = form.heads * form.value_dim,
+                in = shape.qkv_width();
   const Memory qkv(device, DType::bf16, {rows, in}), dqkv(device, DType::bf16, {rows, in});
   const Memory out(device, DType::bf16, {rows, wide}), dout(device, DType::bf16, {rows, wide});
   const Memory lse(device, DType::f32, {form.batch * form.heads, form.seq});
@@ -110,11 +114,15 @@ void measure(const std::string& kernel, const Form& form, bool once) {
   const double backward = seconds_of(device, once, [&] {
     device.attention_backward({shape, qkv.view, out.view, lse.view, dout.view, dqkv.view});
   });
-  const double product = static_cast<double>(form.batch * form.heads * form.head_dim) *
+  const double product = static_cast<double>(form.batch * form.heads) *
                          static_cast<double>(form.seq) * static_cast<double>(form.seq);
+  const auto keys = static_cast<double>(form.head_dim),
+             values = static_cast<double>(form.value_dim);
+  const double forward_flops = product * (keys + values);
+  const double backward_flops = product * (3 * keys + 2 * values);
   fmt::print("{:>3} {:>6} {:>5} {:>3} {:>4}  {:6} {:9.3f} {:9.0f} {:9.3f} {:9.0f}\n", form.batch,
              form.seq, form.heads, form.kv_heads, form.head_dim, kernel, 1e3 * forward,
-             2 * product / forward / 1e12, 1e3 * backward, 5 * product / backward / 1e12);
+             forward_flops / forward / 1e12, 1e3 * backward, backward_flops / backward / 1e12);
   std::fflush(stdout);
 }
 

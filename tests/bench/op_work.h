@@ -103,29 +103,35 @@ inline OpWork work_of(const Swiglu& args) {
 inline OpWork work_of(const SwigluBackward& args) {
   return moves({args.dy, args.x, args.dx, args.y});
 }
+inline OpWork work_of(const CopyColumns& args) {
+  const double share = static_cast<double>(args.columns) / static_cast<double>(args.from.cols());
+  return {0, 2 * share * bytes_of({args.from})};
+}
 inline OpWork work_of(const Rope& args) {
   const auto turned = static_cast<double>((args.heads + args.kv_heads) * args.table.cols());
   const double share = turned / static_cast<double>(args.qkv.cols());
   return {0, 2 * share * bytes_of({args.qkv})};
 }
 
-// The pairs of query and key that are seen, times head_dim; documents are not looked at.
+// The pairs of query and key that are seen; documents are not looked at.
 inline double seen(const AttentionShape& shape) {
   const auto seq = static_cast<double>(shape.seq);
   const double window = shape.window > 0 ? std::min(static_cast<double>(shape.window), seq) : seq;
   const double keys = window - window * window / (2 * seq);
-  return static_cast<double>(shape.batch * shape.heads * shape.head_dim) * seq * keys;
+  return static_cast<double>(shape.batch * shape.heads) * seq * keys;
 }
 // Q K^T and P V.
 inline OpWork work_of(const Attention& args) {
   OpWork work = moves({args.qkv, args.out, args.lse});
-  work.flops = 4 * seen(args.shape);
+  work.flops =
+      2 * seen(args.shape) * static_cast<double>(args.shape.head_dim + args.shape.values());
   return work;
 }
-// Scores again, dV, dP, dQ, dK.
+// Scores again, dQ, dK, and of values dV and dP.
 inline OpWork work_of(const AttentionBackward& args) {
   OpWork work = moves({args.qkv, args.out, args.lse, args.dout, args.dqkv});
-  work.flops = 10 * seen(args.shape);
+  work.flops =
+      seen(args.shape) * static_cast<double>(6 * args.shape.head_dim + 4 * args.shape.values());
   return work;
 }
 

@@ -184,6 +184,12 @@ class TimedDevice final : public Device {
   void rope(const Rope& args) override {
     timed("rope", work_of(args), [&] { device_->rope(args); });
   }
+  void latent_heads(const LatentHeads& args) override {
+    timed("latent heads", moves({args.qkv, args.qkv}), [&] { device_->latent_heads(args); });
+  }
+  void copy_columns(const CopyColumns& args) override {
+    timed("elementwise", work_of(args), [&] { device_->copy_columns(args); });
+  }
   void attention_forward(const Attention& args) override {
     timed("attention", work_of(args), [&] { device_->attention_forward(args); });
   }

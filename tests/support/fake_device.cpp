@@ -156,6 +156,12 @@ class FakeDevice final : public Device, private Recorder {
   void rope(const Rope& args) override {
     later([=, this] { cpu_->rope(args); });
   }
+  void latent_heads(const LatentHeads& args) override {
+    later([=, this] { cpu_->latent_heads(args); });
+  }
+  void copy_columns(const CopyColumns& args) override {
+    later([=, this] { cpu_->copy_columns(args); });
+  }
   void attention_forward(const Attention& args) override {
     later([=, this] { cpu_->attention_forward(args); });
   }

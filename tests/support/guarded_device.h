@@ -215,6 +215,13 @@ class GuardedDevice final : public Device {
   void rope(const Rope& r) override {
     op({r.qkv, r.table, r.positions}, [&] { cpu_.rope(r); });
   }
+  void latent_heads(const LatentHeads& l) override {
+    op({l.queries, l.pairs, l.latents, l.qkv, l.table, l.positions}, [&] { cpu_.latent_heads(l); });
+  }
+  void copy_columns(const CopyColumns& c) override {
+    refuse_overlap(c.from, c.to);
+    op({c.from, c.to}, [&] { cpu_.copy_columns(c); });
+  }
   void attention_forward(const Attention& a) override {
     op({a.qkv, a.out, a.lse, a.shape.first_key, a.shape.dropout.pass},
        [&] { cpu_.attention_forward(a); });

@@ -43,6 +43,7 @@ AttentionTask common_task(const AttentionShape& s, const Tensor& qkv, const Tens
   task.out_stride = out.cols();
   task.seq = s.seq;
   task.head_dim = s.head_dim;
+  task.value_dim = s.values();
   task.scale = s.scale;
   task.window = s.window;
   task.cap = s.cap;
@@ -57,14 +58,18 @@ AttentionTask common_task(const AttentionShape& s, const Tensor& qkv, const Tens
   return task;
 }
 
+int64_t value_column(const AttentionShape& s, int64_t kv_head) {
+  return (s.heads + s.kv_heads) * s.head_dim + kv_head * s.values();
+}
+
 // Fills in (b, first query head h, KV head).
 void place(AttentionTask& task, const AttentionShape& s, const Tensor& qkv, const Tensor& out,
            const Tensor& lse, const std::vector<float>& slopes, int64_t b, int64_t h) {
   const int64_t row = b * s.seq, kv = h / (s.heads / s.kv_heads);
   task.q = qkv.at(row, h * s.head_dim);
   task.k = qkv.at(row, (s.heads + kv) * s.head_dim);
-  task.v = qkv.at(row, (s.heads + s.kv_heads + kv) * s.head_dim);
-  task.out = out.at(row, h * s.head_dim);
+  task.v = qkv.at(row, value_column(s, kv));
+  task.out = out.at(row, h * s.values());
   task.lse = lse.as<float>() + (b * s.heads + h) * s.seq;
   task.first_element += static_cast<uint64_t>(b * s.total_heads + s.first_head + h) *
                         static_cast<uint64_t>(s.seq) * static_cast<uint64_t>(s.seq);
@@ -123,10 +128,10 @@ void CpuAttention::backward(const AttentionBackward& args) {
     const int64_t row = b * s.seq;
     AttentionTask task = common;
     place(task, s, args.qkv, args.out, args.lse, slopes, b, h);
-    task.dout = args.dout.at(row, h * s.head_dim);
+    task.dout = args.dout.at(row, h * s.values());
     task.dq = args.dqkv.at(row, h * s.head_dim);
     task.dk = args.dqkv.at(row, (s.heads + kv) * s.head_dim);
-    task.dv = args.dqkv.at(row, (s.heads + s.kv_heads + kv) * s.head_dim);
+    task.dv = args.dqkv.at(row, value_column(s, kv));
     task.workspace = memory + bytes * static_cast<size_t>(omp_get_thread_num());
     kernels.backward(task);
   }

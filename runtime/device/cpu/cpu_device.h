@@ -84,6 +84,8 @@ class CpuDevice final : public Device {
   void gather_rows(const GatherRows& args) override;
   void combine_rows(const CombineRows& args) override;
   void rope(const Rope& args) override;
+  void latent_heads(const LatentHeads& args) override;
+  void copy_columns(const CopyColumns& args) override;
   void attention_forward(const Attention& args) override { attention_.forward(args); }
   void attention_backward(const AttentionBackward& args) override { attention_.backward(args); }
   void embedding_forward(Tensor tokens, Tensor table, int64_t first, Tensor out) override;

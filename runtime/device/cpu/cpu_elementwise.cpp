@@ -1,4 +1,4 @@
-// fill, cast, scale, add, copy, all_finite and the gradient of a bias.
+// fill, cast, scale, add, the copies, all_finite and the gradient of a bias.
 #include <atomic>
 #include <cassert>
 #include <cstring>
@@ -80,6 +80,19 @@ bool CpuDevice::all_finite(Tensor x) {
 void CpuDevice::copy(Tensor from, Tensor to) {
   assert(from.dtype == to.dtype && from.numel() == to.numel());
   copy_from_host(to, from.data);
+}
+
+void CpuDevice::copy_columns(const CopyColumns& args) {
+  const int64_t rows = args.from.rows(), bytes = args.columns * bytes_of(args.from.dtype);
+  assert(args.from.dtype == args.to.dtype && args.to.rows() == rows);
+  assert(args.from_column >= 0 && args.from_column + args.columns <= args.from.cols());
+  assert(args.to_column >= 0 && args.to_column + args.columns <= args.to.cols());
+  split_rows(rows, args.columns, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      std::memcpy(args.to.at(row, args.to_column), args.from.at(row, args.from_column),
+                  static_cast<size_t>(bytes));
+    }
+  });
 }
 
 void CpuDevice::regroup_columns(const ColumnBlocks& args) {

@@ -6,7 +6,7 @@
 // multiple of 8 up to 256 and tensors aligned to 16 bytes. attention_panels.h is for most of these
 // on Hopper, whose tensor cores give their full rate only to wgmma. All have the steps of arXiv
 // 2205.14135 and 2307.08691 (online softmax, log-sum-exp saved, probabilities computed again in
-// backward).
+// backward). Values narrower than keys are for the first two.
 //
 // Backward is two kernels with nothing to add up between blocks, so it is deterministic: one owns
 // keys (dK, dV: four products per pair of tiles), one owns queries (dQ: three, of which the scores
@@ -51,6 +51,7 @@ struct AttentionWork {
   TwoStats* stats = nullptr;  // backward: [batch, heads, stats_stride / 2]
   int64_t row_stride = 0, out_stride = 0, stats_stride = 0;
   int batch = 0, seq = 0, heads = 0, kv_heads = 0, group = 0, head_dim = 0, first_query = 0;
+  int value_dim = 0;            // of values and results; not of keys
   float scale = 1, scale2 = 1;  // the second times log2(e)
   // With a cap: what the tanh is taken of is a score times `inner`, and scale2 is the cap's; else
   // 0.
@@ -98,8 +99,23 @@ __device__ inline int64_t query_column(const AttentionWork& w, const HeadPlace& 
 __device__ inline int64_t key_column(const AttentionWork& w, const HeadPlace& place) {
   return (int64_t{w.heads} + place.kv) * w.head_dim;
 }
+// Values are as wide as keys but where a kernel is compiled for `kNarrow` ones: their width takes a
+// register, and most kernels have none left.
+template <bool kNarrow = false>
+__device__ inline int value_dim_of(const AttentionWork& w) {
+  return kNarrow ? w.value_dim : w.head_dim;
+}
+template <bool kNarrow = false>
 __device__ inline int64_t value_column(const AttentionWork& w, const HeadPlace& place) {
+  if constexpr (kNarrow) {
+    return (int64_t{w.heads} + w.kv_heads) * w.head_dim + int64_t{place.kv} * w.value_dim;
+  }
   return (int64_t{w.heads} + w.kv_heads + place.kv) * w.head_dim;
+}
+// Column of out and dout.
+template <bool kNarrow = false>
+__device__ inline int64_t out_column(const AttentionWork& w, const HeadPlace& place) {
+  return int64_t{place.head} * value_dim_of<kNarrow>(w);
 }
 
 // The first key that a query sees, of the sequence whose rows begin at `row`; it does not fall from
@@ -175,6 +191,7 @@ inline AttentionWork attention_work(const AttentionShape& s, const Tensor& qkv, 
   w.kv_heads = static_cast<int>(s.kv_heads);
   w.group = static_cast<int>(s.heads / s.kv_heads);
   w.head_dim = static_cast<int>(s.head_dim);
+  w.value_dim = static_cast<int>(s.values());
   w.first_query = static_cast<int>(s.first_query);
   if (s.first_key) w.first_key = s.first_key.as<const int32_t>();
   w.window = static_cast<int>(std::min(s.window, s.seq));
@@ -195,7 +212,7 @@ inline AttentionWork attention_work(const AttentionShape& s, const Tensor& qkv, 
 }
 
 inline kernel_scratch::AttentionSize size_of(const AttentionWork& w) {
-  return {w.batch, w.seq, w.heads, w.head_dim};
+  return {w.batch, w.seq, w.heads, w.head_dim, w.value_dim};
 }
 
 // Enqueues the slopes of a call with ALiBi into `memory` (f32 [heads]).

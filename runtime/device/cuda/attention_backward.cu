@@ -12,28 +12,31 @@ namespace mtl::cuda {
 namespace {
 
 // kSmall: where a block has no more than 99 KiB of shared memory (sm_86, sm_89, sm_120).
-template <int kDim, bool kSmall>
+template <int kDim, int kValueDim, bool kSmall>
 struct QueryTiles {
   // A warp has 16 kM queries.
-  static constexpr int kWarps = 4, kM = kDim == 256 || (kSmall && kDim == 128) ? 1 : 2;
+  static constexpr int kWarps = 4, kM = kDim > 128 || (kSmall && kDim == 128) ? 1 : 2;
   static constexpr int kQueries = kWarps * 16 * kM, kKeys = kDim == 256 ? 16 : 32;
   static constexpr int kThreads = kWarps * static_cast<int>(kWarp);
-  static constexpr int kRow = kRowElements<kDim>;
+  static constexpr int kRow = kRowElements<kDim>, kValueRow = kRowElements<kValueDim>;
   // Q and dO, and two stages of K and V.
-  static constexpr size_t kSharedBytes = sizeof(uint16_t) * kRow * (2 * kQueries + 2 * 2 * kKeys);
+  static constexpr size_t kSharedBytes =
+      sizeof(uint16_t) * (kRow + kValueRow) * (kQueries + 2 * kKeys);
 };
 
 // dQ of a tile of queries: S = Q K^T, dP = dO V^T, dS = P (dP - delta), dQ = scale dS K.
-template <typename T, int kDim, bool kSmall, bool kLimited>
-__global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
+template <typename T, int kDim, int kValueDim, bool kSmall, bool kLimited>
+__global__ void __launch_bounds__(QueryTiles<kDim, kValueDim, kSmall>::kThreads, 2)
     attention_query_tiles(AttentionWork w, BlockOrder order) {
-  using Tiles = QueryTiles<kDim, kSmall>;
+  using Tiles = QueryTiles<kDim, kValueDim, kSmall>;
   constexpr int kM = Tiles::kM, kN = Tiles::kKeys / 8;
+  constexpr bool kNarrow = kNarrowValues<kDim>;
   MTL_DYNAMIC_SHARED(shared);
   T* const queries = reinterpret_cast<T*>(shared);
   T* const douts = queries + Tiles::kQueries * Tiles::kRow;
-  T* const stages = douts + Tiles::kQueries * Tiles::kRow;
-  constexpr int kStage = 2 * Tiles::kKeys * Tiles::kRow, kValues = kStage / 2;
+  T* const stages = douts + Tiles::kQueries * Tiles::kValueRow;
+  constexpr int kValues = Tiles::kKeys * Tiles::kRow;
+  constexpr int kStage = kValues + Tiles::kKeys * Tiles::kValueRow;
 
   // The last queries see the most keys: they start first.
   const auto [head, from_last] = place_of_block(order, static_cast<int>(blockIdx.x));
@@ -42,13 +45,14 @@ __global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
   const HeadPlace place = place_of(w, head / w.heads, head % w.heads);
   const T* const rows = static_cast<const T*>(w.qkv) + place.row * w.row_stride;
   const T* const key_rows = rows + key_column(w, place);
-  const T* const value_rows = rows + value_column(w, place);
+  const T* const value_rows = rows + value_column<kNarrow>(w, place);
 
   const int warp = static_cast<int>(threadIdx.x / kWarp);
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const int warp_row = warp * 16 * kM, warp_query = first + warp_row;
   const int q = warp_query + lane / 4;  // of this lane's first sums
   const LaneOffsets<kDim> offsets = lane_offsets<kDim>();
+  const LaneOffsets<kValueDim> value_offsets = lane_offsets<kValueDim>();
   const float slope = w.slopes != nullptr ? w.slopes[place.head] : 0.0f;
 
   const auto copy_keys = [&](int tile, int stage) {
@@ -56,16 +60,18 @@ __global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
     T* const to = stages + stage * kStage;
     copy_tile<kDim, Tiles::kKeys, Tiles::kThreads>(to, key_rows + k * w.row_stride, w.row_stride,
                                                    w.seq - k, w.head_dim);
-    copy_tile<kDim, Tiles::kKeys, Tiles::kThreads>(to + kValues, value_rows + k * w.row_stride,
-                                                   w.row_stride, w.seq - k, w.head_dim);
+    copy_tile<kValueDim, Tiles::kKeys, Tiles::kThreads>(to + kValues, value_rows + k * w.row_stride,
+                                                        w.row_stride, w.seq - k,
+                                                        value_dim_of<kNarrow>(w));
   };
   copy_tile<kDim, Tiles::kQueries, Tiles::kThreads>(
       queries, rows + first * w.row_stride + query_column(w, place), w.row_stride, w.seq - first,
       w.head_dim);
-  copy_tile<kDim, Tiles::kQueries, Tiles::kThreads>(
+  copy_tile<kValueDim, Tiles::kQueries, Tiles::kThreads>(
       douts,
-      static_cast<const T*>(w.dout) + (place.row + first) * w.out_stride + query_column(w, place),
-      w.out_stride, w.seq - first, w.head_dim);
+      static_cast<const T*>(w.dout) + (place.row + first) * w.out_stride +
+          out_column<kNarrow>(w, place),
+      w.out_stride, w.seq - first, value_dim_of<kNarrow>(w));
   int first_tile = 0;
   if constexpr (kLimited) first_tile = first_seen(w, place.row, first) / Tiles::kKeys;
   copy_keys(first_tile, first_tile % 2);
@@ -88,8 +94,8 @@ __global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
     clear(s);
     multiply_rows<T, kDim>(s, queries + warp_row * Tiles::kRow + offsets.a, keys + offsets.b);
     clear(dp);
-    multiply_rows<T, kDim>(dp, douts + warp_row * Tiles::kRow + offsets.a,
-                           keys + kValues + offsets.b);
+    multiply_rows<T, kValueDim>(dp, douts + warp_row * Tiles::kValueRow + value_offsets.a,
+                                keys + kValues + value_offsets.b);
     cap_scores(w, s);
     const float factor =
         finish_scores(w, slope, s, k + lane % 4 * 2 - q, k + Tiles::kKeys - 1 > warp_query);
@@ -124,34 +130,41 @@ __global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
 // these have a kernel for each, of which both compute the scores.
 enum class KeySums { both, dk, dv };
 
-template <int kDim, bool kSmall>
+template <int kDim, int kValueDim, bool kSmall>
 struct KeyTiles {
   // A warp has 16 keys, and dK and dV of them.
-  static constexpr int kWarps = kDim == 256 ? (kSmall ? 3 : 4) : kSmall && kDim > 64 ? 4 : 8;
+  static constexpr int kWarps = kDim == 256                            ? (kSmall ? 3 : 4)
+                                : kDim == 192 || (kSmall && kDim > 64) ? 4
+                                                                       : 8;
   static constexpr int kKeys = kWarps * 16;
-  static constexpr int kQueries = kDim == 256 ? 16 : kDim == 128 ? 48 : 64;
+  static constexpr int kQueries = kDim == 256 ? 16 : kDim == 192 ? 32 : kDim == 128 ? 48 : 64;
   static constexpr int kThreads = kWarps * static_cast<int>(kWarp);
-  static constexpr int kRow = kRowElements<kDim>;
+  static constexpr int kRow = kRowElements<kDim>, kValueRow = kRowElements<kValueDim>;
   // Q, dO and the statistics of a tile of queries.
   static constexpr size_t kStageBytes =
-      sizeof(uint16_t) * kRow * 2 * kQueries + sizeof(TwoStats) * kQueries / 2;
-  static constexpr size_t kSharedBytes = sizeof(uint16_t) * kRow * 2 * kKeys + 2 * kStageBytes;
+      sizeof(uint16_t) * (kRow + kValueRow) * kQueries + sizeof(TwoStats) * kQueries / 2;
+  static constexpr size_t kSharedBytes =
+      sizeof(uint16_t) * (kRow + kValueRow) * kKeys + 2 * kStageBytes;
 };
 
 // dK and dV of a tile of keys, over the query heads of their group, in order. Transposed, so that
 // the sums of keys x queries are operands A: S^T = K Q^T, dP^T = V dO^T, dV = P^T dO,
 // dK = scale dS^T Q.
-template <typename T, int kDim, bool kSmall, bool kLimited, KeySums kSums>
-__global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, kDim == 256 ? 2 : 1)
+template <typename T, int kDim, int kValueDim, bool kSmall, bool kLimited, KeySums kSums>
+__global__ void __launch_bounds__(KeyTiles<kDim, kValueDim, kSmall>::kThreads, kDim > 128 ? 2 : 1)
     attention_key_tiles(AttentionWork w, BlockOrder order) {
-  using Tiles = KeyTiles<kDim, kSmall>;
+  using Tiles = KeyTiles<kDim, kValueDim, kSmall>;
   constexpr int kN = Tiles::kQueries / 8;
+  constexpr bool kNarrow = kNarrowValues<kDim>;
   constexpr bool kHasDk = kSums != KeySums::dv, kHasDv = kSums != KeySums::dk;
   MTL_DYNAMIC_SHARED(shared);
   T* const keys = reinterpret_cast<T*>(shared);
   T* const values = keys + Tiles::kKeys * Tiles::kRow;
-  unsigned char* const stages = shared + sizeof(T) * Tiles::kRow * 2 * Tiles::kKeys;
-  constexpr int kDouts = Tiles::kQueries * Tiles::kRow;  // elements into a stage
+  unsigned char* const stages =
+      shared + sizeof(T) * (Tiles::kRow + Tiles::kValueRow) * Tiles::kKeys;
+  // Elements into a stage.
+  constexpr int kDouts = Tiles::kQueries * Tiles::kRow;
+  constexpr int kStats = kDouts + Tiles::kQueries * Tiles::kValueRow;
 
   // The first keys are seen by the most queries: they start first.
   const auto [head, key_tile] = place_of_block(order, static_cast<int>(blockIdx.x));
@@ -165,19 +178,22 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, kDim == 256 
   const int warp = static_cast<int>(threadIdx.x / kWarp);
   const int warp_row = warp * 16, warp_key = first + warp_row;
   const LaneOffsets<kDim> offsets = lane_offsets<kDim>();
+  const LaneOffsets<kValueDim> value_offsets = lane_offsets<kValueDim>();
 
   const auto copy_queries = [&](int member, int tile, int stage) {
     unsigned char* const to = stages + static_cast<size_t>(stage) * Tiles::kStageBytes;
     T* const elements = reinterpret_cast<T*>(to);
     const int q = tile * Tiles::kQueries;
     const int64_t column = int64_t{first_head + member} * w.head_dim;
+    int64_t dout_column = column;
+    if constexpr (kNarrow) dout_column = int64_t{first_head + member} * w.value_dim;
     copy_tile<kDim, Tiles::kQueries, Tiles::kThreads>(elements, rows + q * w.row_stride + column,
                                                       w.row_stride, w.seq - q, w.head_dim);
-    copy_tile<kDim, Tiles::kQueries, Tiles::kThreads>(elements + kDouts,
-                                                      dout_rows + q * w.out_stride + column,
-                                                      w.out_stride, w.seq - q, w.head_dim);
+    copy_tile<kValueDim, Tiles::kQueries, Tiles::kThreads>(
+        elements + kDouts, dout_rows + q * w.out_stride + dout_column, w.out_stride, w.seq - q,
+        value_dim_of<kNarrow>(w));
     const TwoStats* const stats = stats_from(w, first_place.of_all + member, q);
-    auto* const stats_to = reinterpret_cast<TwoStats*>(elements + 2 * kDouts);
+    auto* const stats_to = reinterpret_cast<TwoStats*>(elements + kStats);
     for (int i = static_cast<int>(threadIdx.x); i < Tiles::kQueries / 2; i += Tiles::kThreads) {
       copy_async(stats_to + i, stats + i);
     }
@@ -192,14 +208,14 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, kDim == 256 
       keys, rows + first * w.row_stride + key_column(w, first_place), w.row_stride, w.seq - first,
       w.head_dim);
   if constexpr (kHasDk) {
-    copy_tile<kDim, Tiles::kKeys, Tiles::kThreads>(
-        values, rows + first * w.row_stride + value_column(w, first_place), w.row_stride,
-        w.seq - first, w.head_dim);
+    copy_tile<kValueDim, Tiles::kKeys, Tiles::kThreads>(
+        values, rows + first * w.row_stride + value_column<kNarrow>(w, first_place), w.row_stride,
+        w.seq - first, value_dim_of<kNarrow>(w));
   }
   copy_queries(0, first_tile, 0);
   copy_async_commit();
 
-  float dk[1][kDim / 8][4], dv[1][kDim / 8][4];
+  float dk[1][kDim / 8][4], dv[1][kValueDim / 8][4];
   clear(dk);
   clear(dv);
   int member = 0, tile = first_tile;
@@ -219,13 +235,14 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, kDim == 256 
     const T* const queries =
         reinterpret_cast<const T*>(stages + static_cast<size_t>(stage) * Tiles::kStageBytes);
     const T* const douts = queries + kDouts;
-    const auto* const stats = reinterpret_cast<const TwoStats*>(queries + 2 * kDouts);
+    const auto* const stats = reinterpret_cast<const TwoStats*>(queries + kStats);
     float scores[1][kN][4], dp[1][kN][4];
     clear(scores);
     multiply_rows<T, kDim>(scores, keys + warp_row * Tiles::kRow + offsets.a, queries + offsets.b);
     clear(dp);
     if constexpr (kHasDk) {
-      multiply_rows<T, kDim>(dp, values + warp_row * Tiles::kRow + offsets.a, douts + offsets.b);
+      multiply_rows<T, kValueDim>(dp, values + warp_row * Tiles::kValueRow + value_offsets.a,
+                                  douts + value_offsets.b);
     }
     const HeadPlace place = place_of(w, b, first_head + in_group);
     Kept<kN> kept = {};
@@ -241,7 +258,7 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, kDim == 256 
     } else {
       pack_key_sums<T>(w, kept, stats, scores[0], dp[0], p[0], ds[0]);
     }
-    if constexpr (kHasDv) multiply_sums<T, kDim>(dv, p, douts + offsets.a);
+    if constexpr (kHasDv) multiply_sums<T, kValueDim>(dv, p, douts + value_offsets.a);
     if constexpr (kHasDk) multiply_sums<T, kDim>(dk, ds, queries + offsets.a);
   }
   if (warp_key >= w.seq) return;
@@ -255,16 +272,16 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, kDim == 256 
   }
   if constexpr (kHasDv) {
     // Of memory that only this warp uses: of the keys, where there are no values.
-    T* const room = (kHasDk ? values : keys) + warp_row * Tiles::kRow;
-    store_rows<T, kDim>(dv, value_factor, room, to + value_column(w, first_place), w.row_stride,
-                        w.seq - warp_key, w.head_dim);
+    T* const room = (kHasDk ? values : keys) + warp_row * Tiles::kValueRow;
+    store_rows<T, kValueDim>(dv, value_factor, room, to + value_column<kNarrow>(w, first_place),
+                             w.row_stride, w.seq - warp_key, value_dim_of<kNarrow>(w));
   }
 }
 
-template <typename T, int kDim, bool kSmall, bool kLimited>
+template <typename T, int kDim, int kValueDim, bool kSmall, bool kLimited>
 void launch_tiles(Queue& queue, const AttentionWork& w) {
-  using Keys = KeyTiles<kDim, kSmall>;
-  using Queries = QueryTiles<kDim, kSmall>;
+  using Keys = KeyTiles<kDim, kValueDim, kSmall>;
+  using Queries = QueryTiles<kDim, kValueDim, kSmall>;
   static_assert(kMostQueries >= Keys::kQueries && kMostQueries >= Queries::kQueries);
   const BlockOrder keys = order_of_keys(w, Keys::kKeys);
   const auto add_up = [&](auto kernel) {
@@ -272,19 +289,19 @@ void launch_tiles(Queue& queue, const AttentionWork& w) {
            keys);
   };
   if constexpr (kDim == 256) {
-    add_up(attention_key_tiles<T, kDim, kSmall, kLimited, KeySums::dk>);
-    add_up(attention_key_tiles<T, kDim, kSmall, kLimited, KeySums::dv>);
+    add_up(attention_key_tiles<T, kDim, kValueDim, kSmall, kLimited, KeySums::dk>);
+    add_up(attention_key_tiles<T, kDim, kValueDim, kSmall, kLimited, KeySums::dv>);
   } else {
-    add_up(attention_key_tiles<T, kDim, kSmall, kLimited, KeySums::both>);
+    add_up(attention_key_tiles<T, kDim, kValueDim, kSmall, kLimited, KeySums::both>);
   }
   const BlockOrder queries = order_of_queries(w, Queries::kQueries);
-  launch(attention_query_tiles<T, kDim, kSmall, kLimited>, grid_of(queries),
+  launch(attention_query_tiles<T, kDim, kValueDim, kSmall, kLimited>, grid_of(queries),
          dim3(Queries::kThreads), Queries::kSharedBytes, queue.stream(), w, queries);
 }
 
 template <typename T>
 void prepare_stats(Queue& queue, const AttentionWork& w, bool packs) {
-  with_pack<kPackOf<T>>(packs && w.head_dim % kPackOf<T> == 0, [&](auto pack) {
+  with_pack<kPackOf<T>>(packs && w.value_dim % kPackOf<T> == 0, [&](auto pack) {
     constexpr int N = decltype(pack)::value;
     const int64_t stats = int64_t{w.batch} * w.heads * w.stats_stride;
     launch(attention_stats<T, N>, dim3(static_cast<unsigned>(stats / kStatsRows<N>)),
@@ -296,18 +313,18 @@ template <typename T>
 void backward_as(Queue& queue, const AttentionWork& w, bool tiles) {
   if constexpr (!std::is_same_v<T, float>) {
     if (tiles) {
-      with_tile_dim(w.head_dim, [&](auto dim) {
-        constexpr int kDim = decltype(dim)::value;
-        constexpr size_t kNeeded =
-            std::max(KeyTiles<kDim, false>::kSharedBytes, QueryTiles<kDim, false>::kSharedBytes);
+      with_tile_dims(w, [&](auto dim, auto value_dim) {
+        constexpr int kDim = decltype(dim)::value, kValueDim = decltype(value_dim)::value;
+        constexpr size_t kNeeded = std::max(KeyTiles<kDim, kValueDim, false>::kSharedBytes,
+                                            QueryTiles<kDim, kValueDim, false>::kSharedBytes);
         with_tile_limits<kDim>(w, [&](auto limited) {
           constexpr bool kLimited = decltype(limited)::value;
           if (kNeeded <= kLeastShared || kNeeded <= most_shared_bytes()) {
-            launch_tiles<T, kDim, false, kLimited>(queue, w);
+            launch_tiles<T, kDim, kValueDim, false, kLimited>(queue, w);
           } else if constexpr (kNeeded > kLeastShared) {
-            static_assert(KeyTiles<kDim, true>::kSharedBytes <= kLeastShared &&
-                          QueryTiles<kDim, true>::kSharedBytes <= kLeastShared);
-            launch_tiles<T, kDim, true, kLimited>(queue, w);
+            static_assert(KeyTiles<kDim, kValueDim, true>::kSharedBytes <= kLeastShared &&
+                          QueryTiles<kDim, kValueDim, true>::kSharedBytes <= kLeastShared);
+            launch_tiles<T, kDim, kValueDim, true, kLimited>(queue, w);
           }
         });
       });

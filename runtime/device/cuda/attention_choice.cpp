@@ -59,14 +59,24 @@ kernel_scratch::Backward backward_of(AttentionMode mode) {
 
 std::optional<AttentionForm> form_for_cudnn(const AttentionShape& shape, DType dtype) {
   const bool sixteen_bits = dtype == DType::bf16 || dtype == DType::f16;
-  const bool known_head = shape.head_dim == 64 || shape.head_dim == 96 || shape.head_dim == 128 ||
-                          shape.head_dim == 256;
+  const auto known = [](int64_t dim) {
+    return dim == 64 || dim == 96 || dim == 128 || dim == 192 || dim == 256;
+  };
+  // Heads of 192 are those whose values have 128 elements (DeepSeek's).
+  const bool known_head = known(shape.head_dim) && known(shape.values()) &&
+                          (shape.head_dim != 192 || shape.values() == 128);
   const bool limited = shape.first_key || (shape.window > 0 && shape.window < shape.seq);
   if (!sixteen_bits || !known_head || limited || shape.dropout || shape.alibi || shape.cap > 0 ||
       shape.first_query > 0 || shape.batch <= 0 || shape.seq <= 0 || !(shape.scale > 0)) {
     return std::nullopt;
   }
-  return AttentionForm{shape.batch, shape.seq, shape.heads, shape.kv_heads, shape.head_dim, dtype};
+  return AttentionForm{.batch = shape.batch,
+                       .seq = shape.seq,
+                       .heads = shape.heads,
+                       .kv_heads = shape.kv_heads,
+                       .head_dim = shape.head_dim,
+                       .dtype = dtype,
+                       .value_dim = shape.values() == shape.head_dim ? 0 : shape.values()};
 }
 
 const AttentionChoice& AttentionChooser::choose(const AttentionForm& form) {

@@ -10,25 +10,28 @@ namespace mtl::cuda {
 
 namespace {
 
-template <int kDim>
+template <int kDim, int kValueDim>
 struct ForwardTiles {
   static constexpr int kWarps = 4, kM = kDim == 256 ? 1 : 2;  // a warp has 16 kM queries
   static constexpr int kQueries = kWarps * 16 * kM, kKeys = kDim == 64 ? 48 : 32;
   static constexpr int kThreads = kWarps * static_cast<int>(kWarp);
-  static constexpr int kRow = kRowElements<kDim>;
+  static constexpr int kRow = kRowElements<kDim>, kValueRow = kRowElements<kValueDim>;
   // Queries, and two stages of keys and values.
-  static constexpr size_t kSharedBytes = sizeof(uint16_t) * kRow * (kQueries + 2 * 2 * kKeys);
+  static constexpr size_t kSharedBytes =
+      sizeof(uint16_t) * (kRow * (kQueries + 2 * kKeys) + kValueRow * 2 * kKeys);
 };
 
-template <typename T, int kDim, bool kLimited>
-__global__ void __launch_bounds__(ForwardTiles<kDim>::kThreads, 2)
+template <typename T, int kDim, int kValueDim, bool kLimited>
+__global__ void __launch_bounds__(ForwardTiles<kDim, kValueDim>::kThreads, 2)
     attention_forward_tiles(AttentionWork w, BlockOrder order) {
-  using Tiles = ForwardTiles<kDim>;
+  using Tiles = ForwardTiles<kDim, kValueDim>;
   constexpr int kM = Tiles::kM, kN = Tiles::kKeys / 8;
+  constexpr bool kNarrow = kNarrowValues<kDim>;
   MTL_DYNAMIC_SHARED(shared);
   T* const queries = reinterpret_cast<T*>(shared);
   T* const stages = queries + Tiles::kQueries * Tiles::kRow;
-  constexpr int kStage = 2 * Tiles::kKeys * Tiles::kRow, kValues = kStage / 2;
+  constexpr int kValues = Tiles::kKeys * Tiles::kRow;
+  constexpr int kStage = kValues + Tiles::kKeys * Tiles::kValueRow;
 
   // The last queries see the most keys: they start first.
   const auto [head, from_last] = place_of_block(order, static_cast<int>(blockIdx.x));
@@ -37,13 +40,14 @@ __global__ void __launch_bounds__(ForwardTiles<kDim>::kThreads, 2)
   const HeadPlace place = place_of(w, head / w.heads, head % w.heads);
   const T* const rows = static_cast<const T*>(w.qkv) + place.row * w.row_stride;
   const T* const key_rows = rows + key_column(w, place);
-  const T* const value_rows = rows + value_column(w, place);
+  const T* const value_rows = rows + value_column<kNarrow>(w, place);
 
   const int warp = static_cast<int>(threadIdx.x / kWarp),
             lane = static_cast<int>(threadIdx.x % kWarp);
   const int warp_row = warp * 16 * kM, warp_query = first + warp_row;
   const int q = warp_query + lane / 4;  // of this lane's first sums
   const LaneOffsets<kDim> offsets = lane_offsets<kDim>();
+  const LaneOffsets<kValueDim> value_offsets = lane_offsets<kValueDim>();
   const float slope = w.slopes != nullptr ? w.slopes[place.head] : 0.0f;
 
   const auto copy_keys = [&](int tile, int stage) {
@@ -51,8 +55,9 @@ __global__ void __launch_bounds__(ForwardTiles<kDim>::kThreads, 2)
     T* const to = stages + stage * kStage;
     copy_tile<kDim, Tiles::kKeys, Tiles::kThreads>(to, key_rows + k * w.row_stride, w.row_stride,
                                                    w.seq - k, w.head_dim);
-    copy_tile<kDim, Tiles::kKeys, Tiles::kThreads>(to + kValues, value_rows + k * w.row_stride,
-                                                   w.row_stride, w.seq - k, w.head_dim);
+    copy_tile<kValueDim, Tiles::kKeys, Tiles::kThreads>(to + kValues, value_rows + k * w.row_stride,
+                                                        w.row_stride, w.seq - k,
+                                                        value_dim_of<kNarrow>(w));
   };
   copy_tile<kDim, Tiles::kQueries, Tiles::kThreads>(
       queries, rows + first * w.row_stride + query_column(w, place), w.row_stride, w.seq - first,
@@ -62,7 +67,7 @@ __global__ void __launch_bounds__(ForwardTiles<kDim>::kThreads, 2)
   copy_keys(first_tile, first_tile % 2);
   copy_async_commit();
 
-  float o[kM][kDim / 8][4];
+  float o[kM][kValueDim / 8][4];
   clear(o);
   RunningSoftmax<kM> softmax;
   softmax.clear();
@@ -89,28 +94,29 @@ __global__ void __launch_bounds__(ForwardTiles<kDim>::kThreads, 2)
     PackedSums<kM, kN> p;
     const int64_t element = int64_t{warp_query} * w.seq + k;
     pack_weights<T>(w, place.first + static_cast<uint64_t>(element), s, p);
-    multiply_sums<T, kDim>(o, p, keys + kValues + offsets.a);
+    multiply_sums<T, kValueDim>(o, p, keys + kValues + value_offsets.a);
   }
   if (warp_query >= w.seq) return;
 
   float factor[kM][2];
   softmax.finish(w, place, q, factor);
-  T* const out =
-      static_cast<T*>(w.out) + (place.row + warp_query) * w.out_stride + query_column(w, place);
-  store_rows<T, kDim>(o, factor, queries + warp_row * Tiles::kRow, out, w.out_stride,
-                      w.seq - warp_query, w.head_dim);
+  T* const out = static_cast<T*>(w.out) + (place.row + warp_query) * w.out_stride +
+                 out_column<kNarrow>(w, place);
+  store_rows<T, kValueDim>(o, factor, queries + warp_row * Tiles::kRow, out, w.out_stride,
+                           w.seq - warp_query, value_dim_of<kNarrow>(w));
 }
 
 template <typename T>
 void forward_as(Queue& queue, const AttentionWork& w, bool tiles) {
   if constexpr (!std::is_same_v<T, float>) {
     if (tiles) {
-      with_tile_dim(w.head_dim, [&](auto dim) {
-        using Tiles = ForwardTiles<decltype(dim)::value>;
+      with_tile_dims(w, [&](auto dim, auto value_dim) {
+        constexpr int kDim = decltype(dim)::value, kValueDim = decltype(value_dim)::value;
+        using Tiles = ForwardTiles<kDim, kValueDim>;
         static_assert(Tiles::kSharedBytes <= kLeastShared);
         const BlockOrder order = order_of_queries(w, Tiles::kQueries);
-        with_tile_limits<decltype(dim)::value>(w, [&](auto limited) {
-          launch(attention_forward_tiles<T, decltype(dim)::value, decltype(limited)::value>,
+        with_tile_limits<kDim>(w, [&](auto limited) {
+          launch(attention_forward_tiles<T, kDim, kValueDim, decltype(limited)::value>,
                  grid_of(order), dim3(Tiles::kThreads), Tiles::kSharedBytes, queue.stream(), w,
                  order);
         });

@@ -53,7 +53,7 @@ inline BlockOrder block_order(int64_t heads, int64_t tiles, int64_t group, int64
           static_cast<int>((groups + sections - 1) / sections * group)};
 }
 inline int64_t bytes_of_two(const AttentionWork& w) {  // K and V of a head, or Q and dO
-  return int64_t{2} * w.seq * w.head_dim * static_cast<int64_t>(sizeof(uint16_t));
+  return int64_t{w.head_dim + w.value_dim} * w.seq * static_cast<int64_t>(sizeof(uint16_t));
 }
 // Of blocks that own so many queries each, from first_query's on: heads of a group read one K, V.
 inline BlockOrder order_of_queries(const AttentionWork& w, int queries) {

@@ -10,7 +10,8 @@ namespace mtl::cuda {
 
 inline constexpr int kRowWarps = 4;
 
-// The rows of f32 of head_dim elements, and the 32-element rows, that a warp has in shared memory.
+// The rows of f32 of head_dim elements (values and what is made of them need no more), and the
+// 32-element rows, that a warp has in shared memory.
 inline size_t rows_shared_bytes(const AttentionWork& w, int rows, int lanes_rows) {
   return sizeof(float) * kRowWarps *
          (static_cast<size_t>(rows) * static_cast<size_t>(w.head_dim) +
@@ -63,12 +64,13 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_forward_rows(At
   know_pass(w);
   const HeadPlace place = place_of(w, at.b, at.head);
   const int lane = static_cast<int>(threadIdx.x % kWarp), dim = w.head_dim, q = at.row;
+  const int value_dim = w.value_dim;
   float* const query = rows_of_warp(w, shared, 2, 1);
   float* const sums = query + dim;
   float* const weights = sums + dim;
   const T* const rows = static_cast<const T*>(w.qkv) + place.row * w.row_stride;
   const T* const keys = rows + key_column(w, place);
-  const T* const values = rows + value_column(w, place);
+  const T* const values = rows + value_column<true>(w, place);
   for (int d = lane; d < dim; d += static_cast<int>(kWarp)) {
     query[d] = to_float(rows[q * w.row_stride + query_column(w, place) + d]);
     sums[d] = 0;
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_forward_rows(At
     }
     weights[lane] = p;
     __syncwarp();
-    for (int d = lane; d < dim; d += static_cast<int>(kWarp)) {
+    for (int d = lane; d < value_dim; d += static_cast<int>(kWarp)) {
       float sum = sums[d] * before;
       for (int i = 0; i < count; ++i) {
         sum += weights[i] * to_float(values[(first + i) * w.row_stride + d]);
@@ -107,9 +109,10 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_forward_rows(At
     __syncwarp();  // before the next weights
   }
   total = warp_sum(total);
-  T* const out = static_cast<T*>(w.out) + (place.row + q) * w.out_stride + query_column(w, place);
+  T* const out =
+      static_cast<T*>(w.out) + (place.row + q) * w.out_stride + out_column<true>(w, place);
   // A lane reads the sums that it has written.
-  for (int d = lane; d < dim; d += static_cast<int>(kWarp)) {
+  for (int d = lane; d < value_dim; d += static_cast<int>(kWarp)) {
     out[d] = from_float<T>(sums[d] / total);
   }
   if (lane == 0) w.lse[place.of_all * w.seq + q] = top * kLn2 + logf(total);
@@ -130,11 +133,11 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_stats(Attention
   const int lane = static_cast<int>(threadIdx.x) % kTeam;
   float sum = 0;
   if (q < w.seq) {
-    const int64_t at =
-        (int64_t{head / w.heads} * w.seq + q) * w.out_stride + int64_t{head % w.heads} * w.head_dim;
+    const int64_t at = (int64_t{head / w.heads} * w.seq + q) * w.out_stride +
+                       int64_t{head % w.heads} * w.value_dim;
     const T* const out = static_cast<const T*>(w.out) + at;
     const T* const dout = static_cast<const T*>(w.dout) + at;
-    for (int d = lane * N; d < w.head_dim; d += kTeam * N) {
+    for (int d = lane * N; d < w.value_dim; d += kTeam * N) {
       const Floats<N> o = load<N>(out + d), gradient = load<N>(dout + d);
       for (int k = 0; k < N; ++k) sum += o.at[k] * gradient.at[k];
     }
@@ -179,20 +182,21 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_query_rows(Atte
   know_pass(w);
   const HeadPlace place = place_of(w, at.b, at.head);
   const int lane = static_cast<int>(threadIdx.x % kWarp), dim = w.head_dim, q = at.row;
+  const int value_dim = w.value_dim;
   float* const query = rows_of_warp(w, shared, 3, 1);
   float* const dout = query + dim;
   float* const sums = dout + dim;
   float* const weights = sums + dim;
   const T* const rows = static_cast<const T*>(w.qkv) + place.row * w.row_stride;
   const T* const keys = rows + key_column(w, place);
-  const T* const values = rows + value_column(w, place);
+  const T* const values = rows + value_column<true>(w, place);
   const T* const dout_row =
-      static_cast<const T*>(w.dout) + (place.row + q) * w.out_stride + query_column(w, place);
+      static_cast<const T*>(w.dout) + (place.row + q) * w.out_stride + out_column<true>(w, place);
   for (int d = lane; d < dim; d += static_cast<int>(kWarp)) {
     query[d] = to_float(rows[q * w.row_stride + query_column(w, place) + d]);
-    dout[d] = to_float(dout_row[d]);
     sums[d] = 0;
   }
+  for (int d = lane; d < value_dim; d += static_cast<int>(kWarp)) dout[d] = to_float(dout_row[d]);
   __syncwarp();
   const float slope = w.slopes != nullptr ? w.slopes[at.head] : 0.0f;
   const int low = first_seen(w, place.row, q);
@@ -203,7 +207,7 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_query_rows(Atte
       weights[lane] = 0;
     } else if (k <= q) {
       const float score = dot(query, keys + k * w.row_stride, dim);
-      const float dp = dot(dout, values + k * w.row_stride, dim);
+      const float dp = dot(dout, values + k * w.row_stride, value_dim);
       weights[lane] = row_gradient(w, place, slope, q, k, score, dp).ds;
     }
     __syncwarp();
@@ -228,6 +232,7 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_key_rows(Attent
   RowPlace at;
   if (!row_of_warp(w, w.kv_heads, 0, at)) return;
   const int lane = static_cast<int>(threadIdx.x % kWarp), dim = w.head_dim, k = at.row;
+  const int value_dim = w.value_dim;
   float* const key = rows_of_warp(w, shared, 4, 2);
   float* const value = key + dim;
   float* const key_sums = value + dim;
@@ -239,8 +244,11 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_key_rows(Attent
   const T* const rows = static_cast<const T*>(w.qkv) + first_place.row * w.row_stride;
   for (int d = lane; d < dim; d += static_cast<int>(kWarp)) {
     key[d] = to_float(rows[k * w.row_stride + key_column(w, first_place) + d]);
-    value[d] = to_float(rows[k * w.row_stride + value_column(w, first_place) + d]);
-    key_sums[d] = value_sums[d] = 0;
+    key_sums[d] = 0;
+  }
+  for (int d = lane; d < value_dim; d += static_cast<int>(kWarp)) {
+    value[d] = to_float(rows[k * w.row_stride + value_column<true>(w, first_place) + d]);
+    value_sums[d] = 0;
   }
   __syncwarp();
   const int end = is_limited(w) ? end_of_seeing(w, first_place.row, k) : w.seq;
@@ -249,24 +257,29 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_key_rows(Attent
     const float slope = w.slopes != nullptr ? w.slopes[place.head] : 0.0f;
     const T* const queries = rows + query_column(w, place);
     const T* const dout =
-        static_cast<const T*>(w.dout) + place.row * w.out_stride + query_column(w, place);
+        static_cast<const T*>(w.dout) + place.row * w.out_stride + out_column<true>(w, place);
     for (int first = k; first < end; first += static_cast<int>(kWarp)) {
       const int q = first + lane, count = min(static_cast<int>(kWarp), end - first);
       if (q < end) {
         const float score = dot(key, queries + q * w.row_stride, dim);
-        const float dp = dot(value, dout + q * w.out_stride, dim);
+        const float dp = dot(value, dout + q * w.out_stride, value_dim);
         const RowGradient r = row_gradient(w, place, slope, q, k, score, dp);
         ds[lane] = r.ds;
         p[lane] = r.p * r.factor;
       }
       __syncwarp();
       for (int d = lane; d < dim; d += static_cast<int>(kWarp)) {
-        float key_sum = key_sums[d], value_sum = value_sums[d];
+        float key_sum = key_sums[d];
         for (int i = 0; i < count; ++i) {
           key_sum += ds[i] * to_float(queries[(first + i) * w.row_stride + d]);
-          value_sum += p[i] * to_float(dout[(first + i) * w.out_stride + d]);
         }
         key_sums[d] = key_sum;
+      }
+      for (int d = lane; d < value_dim; d += static_cast<int>(kWarp)) {
+        float value_sum = value_sums[d];
+        for (int i = 0; i < count; ++i) {
+          value_sum += p[i] * to_float(dout[(first + i) * w.out_stride + d]);
+        }
         value_sums[d] = value_sum;
       }
       __syncwarp();  // before the next ds and p
@@ -275,7 +288,9 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_key_rows(Attent
   T* const to = static_cast<T*>(w.dqkv) + (first_place.row + k) * w.row_stride;
   for (int d = lane; d < dim; d += static_cast<int>(kWarp)) {
     to[key_column(w, first_place) + d] = from_float<T>(key_sums[d] * w.scale);
-    to[value_column(w, first_place) + d] = from_float<T>(value_sums[d]);
+  }
+  for (int d = lane; d < value_dim; d += static_cast<int>(kWarp)) {
+    to[value_column<true>(w, first_place) + d] = from_float<T>(value_sums[d]);
   }
 }
 

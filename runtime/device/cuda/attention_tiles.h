@@ -164,16 +164,22 @@ void with_panel_dim(int head_dim, Body body) {
     body(std::integral_constant<int, 128>{});
   }
 }
+// Values narrower than keys are for kernels of heads beyond 128 alone (attention.h says why).
+template <int kDim>
+inline constexpr bool kNarrowValues = kDim > 128;
+// body(kDim, kValueDim): one pair is for DeepSeek's heads, of 192 elements with values of 128.
 template <typename Body>
-void with_tile_dim(int head_dim, Body body) {
-  if (head_dim <= 128) {
-    with_panel_dim(head_dim, body);
+void with_tile_dims(const AttentionWork& w, Body body) {
+  if (w.head_dim <= 128 && w.value_dim == w.head_dim) {
+    with_panel_dim(w.head_dim, [&](auto dim) { body(dim, dim); });
+  } else if (w.head_dim <= 192 && w.value_dim <= 128) {
+    body(std::integral_constant<int, 192>{}, std::integral_constant<int, 128>{});
   } else {
-    body(std::integral_constant<int, 256>{});
+    body(std::integral_constant<int, 256>{}, std::integral_constant<int, 256>{});
   }
 }
 inline bool fits_tiles(const AttentionShape& s) {
-  return s.head_dim % 8 == 0 && s.head_dim <= 256 && s.scale > 0;
+  return s.head_dim % 8 == 0 && s.values() % 8 == 0 && s.head_dim <= 256 && s.scale > 0;
 }
 
 }  // namespace mtl::cuda

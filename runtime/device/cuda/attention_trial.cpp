@@ -85,8 +85,8 @@ AttentionTrial try_attention(Device& device, const AttentionForm& form, const At
                              const AttentionKernel& other) {
   const int64_t rows = form.batch * form.seq;
   const DeviceTensor qkv(device, form.dtype, {rows, form.row()});
-  const DeviceTensor dout(device, form.dtype, {rows, form.query_width()});
-  const DeviceTensor out(device, form.dtype, {rows, form.query_width()});
+  const DeviceTensor dout(device, form.dtype, {rows, form.out_width()});
+  const DeviceTensor out(device, form.dtype, {rows, form.out_width()});
   const DeviceTensor lse(device, DType::f32, {form.batch, form.heads, form.seq});
   const DeviceTensor dqkv(device, form.dtype, {rows, form.row()});
   fill_random(device, qkv.view, 1);
@@ -97,6 +97,7 @@ AttentionTrial try_attention(Device& device, const AttentionForm& form, const At
   shape.heads = shape.total_heads = form.heads;
   shape.kv_heads = form.kv_heads;
   shape.head_dim = form.head_dim;
+  shape.value_dim = form.value_dim;
   shape.scale = 1.0f / std::sqrt(static_cast<float>(form.head_dim));
   const Attention forward = {.shape = shape, .qkv = qkv.view, .out = out.view, .lse = lse.view};
   const AttentionBackward backward = {.shape = shape,

@@ -1,5 +1,5 @@
 // Attention on Hopper's tensor cores (attention_panels.h): for calls that fit the tiles of
-// attention_tiles.h and have heads of exactly 64, 96 or 128.
+// attention_tiles.h and have heads of exactly 64, 96 or 128, values as wide as keys.
 #pragma once
 
 #include "runtime/device/cuda/attention_tiles.h"
@@ -10,7 +10,7 @@ namespace mtl::cuda {
 inline bool fits_warpgroups(const Queue& queue, const AttentionShape& s, DType dtype) {
   // A box of the copy engine is no higher than the tensor.
   return queue.has_warpgroups() && s.scale > 0 && s.cap == 0 &&
-         kernel_scratch::fits_warpgroups(dtype, s.seq, s.head_dim);
+         kernel_scratch::fits_warpgroups(dtype, {s.batch, s.seq, s.heads, s.head_dim, s.values()});
 }
 
 // Enqueue what attention_forward_tiles, and attention_key_tiles with attention_query_tiles, do.

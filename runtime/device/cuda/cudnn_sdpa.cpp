@@ -76,16 +76,15 @@ class Graph {
   Descriptors& descriptors() { return d_; }
   const std::vector<Descriptor>& operations() const { return operations_; }
 
-  // Rows of head_dim for each head, `heads` of them, in a tensor whose row has `row` elements;
-  // transposed: as [batch, heads, head_dim, seq].
-  Descriptor heads_tensor(int64_t id, int64_t heads, int64_t row, bool transposed = false) {
+  // Rows of `dim` elements for each head, `heads` of them, in a tensor whose row has `row`
+  // elements; transposed: as [batch, heads, dim, seq].
+  Descriptor heads_tensor(int64_t id, int64_t heads, int64_t dim, int64_t row,
+                          bool transposed = false) {
     const int64_t batch_stride = form_.seq * row;
     if (transposed) {
-      return tensor(id, {form_.batch, heads, form_.head_dim, form_.seq},
-                    {batch_stride, form_.head_dim, 1, row}, io_);
+      return tensor(id, {form_.batch, heads, dim, form_.seq}, {batch_stride, dim, 1, row}, io_);
     }
-    return tensor(id, {form_.batch, heads, form_.seq, form_.head_dim},
-                  {batch_stride, form_.head_dim, row, 1}, io_);
+    return tensor(id, {form_.batch, heads, form_.seq, dim}, {batch_stride, dim, row, 1}, io_);
   }
   Descriptor lse_tensor() { return tensor(kLse, column_, packed(column_), Data::f32); }
   Descriptor column_tensor(int64_t id) { return tensor(id, column_, packed(column_), Data::f32); }
@@ -196,10 +195,11 @@ class Graph {
 };
 
 void build_forward(Graph& g, const SdpaForm& form) {
-  const Descriptor q = g.heads_tensor(kQ, form.heads, form.row());
-  const Descriptor k = g.heads_tensor(kK, form.kv_heads, form.row(), true);
-  const Descriptor v = g.heads_tensor(kV, form.kv_heads, form.row());
-  const Descriptor o = g.heads_tensor(kO, form.heads, form.query_width());
+  const int64_t d = form.head_dim, value_dim = form.values();
+  const Descriptor q = g.heads_tensor(kQ, form.heads, d, form.row());
+  const Descriptor k = g.heads_tensor(kK, form.kv_heads, d, form.row(), true);
+  const Descriptor v = g.heads_tensor(kV, form.kv_heads, value_dim, form.row());
+  const Descriptor o = g.heads_tensor(kO, form.heads, value_dim, form.out_width());
   Descriptor s = g.matmul(q, k, g.scores());
   s = g.causal(g.pointwise(Pointwise::mul, g.scores(), s, g.number(kScale)));
   const Descriptor most = g.reduce(Reduction::max, g.column(), s);
@@ -212,24 +212,26 @@ void build_forward(Graph& g, const SdpaForm& form) {
 
 void build_backward(Graph& g, const SdpaForm& form) {
   const int64_t b = form.batch, h = form.heads, t = form.seq, d = form.head_dim;
+  const int64_t value_dim = form.values();
   const Dims square_transposed = {h * t * t, t * t, 1, t};
-  const Descriptor q = g.heads_tensor(kQ, h, form.row());
-  const Descriptor k = g.heads_tensor(kK, form.kv_heads, form.row(), true);
-  const Descriptor v = g.heads_tensor(kV, form.kv_heads, form.row(), true);
-  const Descriptor o = g.heads_tensor(kO, h, form.query_width());
-  const Descriptor d_o = g.heads_tensor(kDO, h, form.query_width());
+  const Descriptor q = g.heads_tensor(kQ, h, d, form.row());
+  const Descriptor k = g.heads_tensor(kK, form.kv_heads, d, form.row(), true);
+  const Descriptor v = g.heads_tensor(kV, form.kv_heads, value_dim, form.row(), true);
+  const Descriptor o = g.heads_tensor(kO, h, value_dim, form.out_width());
+  const Descriptor d_o = g.heads_tensor(kDO, h, value_dim, form.out_width());
   const Descriptor scale = g.number(kScale);
   const auto transposed = [&](Descriptor x) {
     return g.reshape(g.virtual_tensor({b, h, t, t}, square_transposed, g.io()), x);
   };
   // Gradients of keys and values that several query heads share are sums over these.
-  const auto by_kv = [&](Descriptor a, Descriptor rows, int64_t id) {
-    const Descriptor result = g.heads_tensor(id, form.kv_heads, form.row());
+  const auto by_kv = [&](Descriptor a, Descriptor rows, int64_t id, int64_t dim) {
+    const Descriptor result = g.heads_tensor(id, form.kv_heads, dim, form.row());
     if (form.kv_heads == h) return g.matmul(a, rows, result);
-    return g.reduce(Reduction::add, result, g.matmul(a, rows, g.between({b, h, t, d}, g.io())));
+    return g.reduce(Reduction::add, result, g.matmul(a, rows, g.between({b, h, t, dim}, g.io())));
   };
 
-  Descriptor delta = g.pointwise(Pointwise::mul, g.between({b, h, t, d}, Data::f32), d_o, o);
+  Descriptor delta =
+      g.pointwise(Pointwise::mul, g.between({b, h, t, value_dim}, Data::f32), d_o, o);
   delta = g.reduce(Reduction::add, g.column(), delta);
   delta = g.pointwise(Pointwise::mul, g.column_tensor(kDelta), delta, g.number(kOne));
 
@@ -237,17 +239,17 @@ void build_backward(Graph& g, const SdpaForm& form) {
   p = g.pointwise(Pointwise::mul, g.scores(), p, scale);
   p = g.causal(g.pointwise(Pointwise::sub, g.scores(), p, g.lse_tensor()));
   p = g.pointwise(Pointwise::exp, g.scores(), p);
-  by_kv(transposed(p), d_o, kDV);
+  by_kv(transposed(p), d_o, kDV, value_dim);
 
   Descriptor ds = g.matmul(d_o, v, g.scores());
   ds = g.pointwise(Pointwise::sub, g.scores(), ds, delta);
   ds = g.pointwise(Pointwise::mul, g.scores(), ds, p);
   ds = g.pointwise(Pointwise::mul, g.scores(g.io()), ds, scale);
-  by_kv(transposed(ds), q, kDK);
+  by_kv(transposed(ds), q, kDK, d);
 
   const Descriptor k_rows = g.reshape(
       g.virtual_tensor({b, form.kv_heads, t, d}, {t * form.row(), d, form.row(), 1}, g.io()), k);
-  g.matmul(ds, k_rows, g.heads_tensor(kDQ, h, form.row()));
+  g.matmul(ds, k_rows, g.heads_tensor(kDQ, h, d, form.row()));
 }
 
 }  // namespace
@@ -255,8 +257,9 @@ void build_backward(Graph& g, const SdpaForm& form) {
 std::string describe(const SdpaForm& form) {
   std::string heads = fmt::format("{} heads", form.heads);
   if (form.kv_heads != form.heads) heads += fmt::format(" ({} of keys)", form.kv_heads);
-  return fmt::format("{}x{}, {} of {}, {}", form.batch, form.seq, heads, form.head_dim,
-                     safetensors_name(form.dtype));
+  heads += fmt::format(" of {}", form.head_dim);
+  if (form.values() != form.head_dim) heads += fmt::format(" and {}", form.values());
+  return fmt::format("{}x{}, {}, {}", form.batch, form.seq, heads, safetensors_name(form.dtype));
 }
 
 TargetDevice::TargetDevice(const Api& api, Handle handle) : api_(api) {
@@ -387,7 +390,7 @@ void SdpaPlan::run(Handle handle, const SdpaTensors& tensors, void* workspace) c
   const auto column = [&](const void* rows, int64_t first) {
     return static_cast<char*>(const_cast<void*>(rows)) + first * element;
   };
-  const int64_t key = form.query_width(), value = key + form.kv_width();
+  const int64_t key = form.query_width(), value = key + form.key_width();
   // Before 9.10 its kernels want the least finite number.
   const bool takes_infinity = state_->api.get_version() >= 91000;
   float scale = tensors.scale, one = 1;

@@ -18,12 +18,16 @@ namespace mtl::cudnn {
 struct SdpaForm {
   int64_t batch = 0, seq = 0, heads = 0, kv_heads = 0, head_dim = 0;
   DType dtype = DType::bf16;
+  int64_t value_dim = 0;  // where it is not head_dim
   auto operator<=>(const SdpaForm&) const = default;
+  int64_t values() const { return value_dim > 0 ? value_dim : head_dim; }
   int64_t query_width() const { return heads * head_dim; }
-  int64_t kv_width() const { return kv_heads * head_dim; }
-  int64_t row() const { return query_width() + 2 * kv_width(); }
+  int64_t key_width() const { return kv_heads * head_dim; }
+  int64_t row() const { return query_width() + key_width() + kv_heads * values(); }
+  int64_t out_width() const { return heads * values(); }
 };
-std::string describe(const SdpaForm& form);  // "2x1024, 12 heads of 64, BF16"
+// "2x1024, 12 heads of 64, BF16"; "4x4096, 16 heads of 192 and 128, BF16" where values have others
+std::string describe(const SdpaForm& form);
 
 // The GPU that plans are made for: the one of a handle, or one that is described (cuDNN's JSON), so
 // that a plan can be made and refused where there is none. Throws Failure.

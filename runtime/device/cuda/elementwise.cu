@@ -1,4 +1,4 @@
-// fill, cast, scale, add, copy: one pass. Bytes per element, with s the size of the type: fill s,
+// fill, cast, scale, add, copies: one pass. Bytes per element, with s the size of the type: fill s,
 // cast 6, scale 2 s, add 3 s, copy 2 s.
 #include "runtime/device/cuda/kernels.h"
 
@@ -73,6 +73,29 @@ void copy_words(Queue& queue, Tensor from, Tensor to) {
          blocks_for(queue, from.bytes(), int64_t{kBlock} * static_cast<int64_t>(sizeof(Word))),
          dim3(kBlock), 0, queue.stream(), from.as<const unsigned char>(), to.as<unsigned char>(),
          from.bytes());
+}
+
+// Rows of `width` words, a warp each.
+template <typename Word>
+__global__ void __launch_bounds__(kBlock)
+    columns_kernel(const Word* from, int64_t from_stride, Word* to, int64_t to_stride, int64_t rows,
+                   int64_t width) {
+  const int64_t warps = int64_t{gridDim.x} * kWarps;
+  for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; row < rows; row += warps) {
+    MTL_UNROLL(2)
+    for (int64_t i = threadIdx.x % kWarp; i < width; i += kWarp) {
+      to[row * to_stride + i] = from[row * from_stride + i];
+    }
+  }
+}
+
+template <typename Word>
+void copy_columns_of(Queue& queue, const CopyColumns& args) {
+  const int64_t element = bytes_of(args.from.dtype), word = sizeof(Word);
+  launch(columns_kernel<Word>, blocks_for(queue, args.from.rows(), kWarps), dim3(kBlock), 0,
+         queue.stream(), reinterpret_cast<const Word*>(args.from.at(0, args.from_column)),
+         args.from.cols() * element / word, reinterpret_cast<Word*>(args.to.at(0, args.to_column)),
+         args.to.cols() * element / word, args.from.rows(), args.columns * element / word);
 }
 
 struct Regroup {
@@ -194,6 +217,25 @@ void copy(Queue& queue, Tensor from, Tensor to) {
     copy_words<uint16_t>(queue, from, to);
   } else {
     copy_words<uint8_t>(queue, from, to);
+  }
+}
+
+void copy_columns(Queue& queue, const CopyColumns& args) {
+  const int64_t element = bytes_of(args.from.dtype);
+  const auto in_words = [&](int64_t word) {
+    const bool whole = args.from.cols() * element % word == 0 &&
+                       args.to.cols() * element % word == 0 && args.columns * element % word == 0;
+    return whole && aligned({args.from.at(0, args.from_column), args.to.at(0, args.to_column)},
+                            static_cast<size_t>(word));
+  };
+  if (in_words(16)) {
+    copy_columns_of<uint4>(queue, args);
+  } else if (in_words(4)) {
+    copy_columns_of<uint32_t>(queue, args);
+  } else if (in_words(2)) {
+    copy_columns_of<uint16_t>(queue, args);
+  } else {
+    copy_columns_of<uint8_t>(queue, args);
   }
 }
 

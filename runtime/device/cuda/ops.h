@@ -38,6 +38,7 @@ void scale(Queue& queue, Tensor x, float factor);
 void add(Queue& queue, Tensor x, Tensor y);
 void copy(Queue& queue, Tensor from, Tensor to);
 void regroup_columns(Queue& queue, const ColumnBlocks& args);
+void copy_columns(Queue& queue, const CopyColumns& args);
 // So many bytes of the host travel as a kernel's arguments: no memory of the host has to wait for
 // the copy, and the host for none.
 inline constexpr int64_t kMostBytesInArguments = 64;
@@ -79,6 +80,8 @@ void gather_rows(Queue& queue, const GatherRows& args);
 void combine_rows(Queue& queue, const CombineRows& args);
 // rope.cu
 void rope(Queue& queue, const Rope& args);
+// latent_heads.cu
+void latent_heads(Queue& queue, const LatentHeads& args);
 // attention_forward.cu, attention_backward.cu
 void attention_forward(Queue& queue, const Attention& args);
 void attention_backward(Queue& queue, const AttentionBackward& args);

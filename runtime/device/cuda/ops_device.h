@@ -58,6 +58,8 @@ class OpsDevice : public Device, protected Queue {
   void gather_rows(const GatherRows& args) override { cuda::gather_rows(*this, args); }
   void combine_rows(const CombineRows& args) override { cuda::combine_rows(*this, args); }
   void rope(const Rope& args) override { cuda::rope(*this, args); }
+  void latent_heads(const LatentHeads& args) override { cuda::latent_heads(*this, args); }
+  void copy_columns(const CopyColumns& args) override { cuda::copy_columns(*this, args); }
   void attention_forward(const Attention& args) override { cuda::attention_forward(*this, args); }
   void attention_backward(const AttentionBackward& args) override {
     cuda::attention_backward(*this, args);

@@ -34,6 +34,20 @@ TEST_CASE("attention: forward and backward over awkward shapes") {
   }
 }
 
+TEST_CASE("attention: values of fewer elements than keys") {
+  for (const DType dtype : kTypes) {
+    check(with_values(shape(1, 1, 1, 1, 2), 1), dtype);
+    check(with_values(shape(2, 17, 3, 1, 5), 3), dtype);
+    check(with_values(shape(1, 65, 2, 2, 24), 16), dtype);
+    check(with_values(shape(2, 70, 4, 2, 40, 0.2f), 8), dtype);
+    check(with_values(shape(1, 130, 2, 1, 128), 64), dtype);
+    check(with_values(shape(1, 100, 2, 2, 136, 0.1f), 72), dtype);
+    check(with_values(with_window(shape(1, 150, 2, 2, 192), 40), 128), dtype);
+    check_with_documents(with_values(with_alibi(shape(2, 130, 2, 1, 192)), 128), 40, dtype);
+    check(with_values(with_cap(shape(1, 66, 2, 1, 200), 2), 168), dtype);
+  }
+}
+
 TEST_CASE("attention: dropout follows the global element index") {
   for (const DType dtype : kTypes) {
     check(shape(2, 64, 2, 1, 32, 0.1f), dtype);

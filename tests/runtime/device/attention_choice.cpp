@@ -27,6 +27,7 @@ AttentionShape shape_of(const AttentionForm& form) {
   shape.heads = shape.total_heads = form.heads;
   shape.kv_heads = form.kv_heads;
   shape.head_dim = form.head_dim;
+  shape.value_dim = form.value_dim;
   shape.scale = 0.125f;
   return shape;
 }
@@ -123,6 +124,8 @@ TEST_CASE("attention choice: what is not for cuDNN stays with our kernel") {
   int32_t key = 0;
   const std::vector<std::function<void(AttentionShape&)>> changes = {
       [](AttentionShape& s) { s.head_dim = 80; },
+      [](AttentionShape& s) { s.head_dim = 192; },
+      [](AttentionShape& s) { s.value_dim = 40; },
       [](AttentionShape& s) { s.dropout.probability = 0.1f; },
       [](AttentionShape& s) { s.alibi = true; },
       [](AttentionShape& s) { s.window = 100; },
@@ -148,6 +151,30 @@ TEST_CASE("attention choice: what is not for cuDNN stays with our kernel") {
   Setting unaligned(AttentionMode::cudnn);
   unaligned.call(plain, DType::bf16, 4098);
   CHECK(unaligned.own == 2);
+}
+
+TEST_CASE("attention choice: cuDNN is asked for values narrower than keys, by their own name") {
+  AttentionShape shape = shape_of(kForm);
+  shape.value_dim = shape.head_dim;  // said, but no other
+  CHECK(form_for_cudnn(shape, DType::bf16) == kForm);
+  shape.head_dim = 192;
+  shape.value_dim = 128;
+  const std::optional<AttentionForm> form = form_for_cudnn(shape, DType::bf16);
+  REQUIRE(form.has_value());
+  CHECK(form->values() == 128);
+  CHECK(form->row() == 4 * 192 + 2 * 192 + 2 * 128);
+  CHECK(form->out_width() == 4 * 128);
+  CHECK(describe(*form) == "2x128, 4 heads (2 of keys) of 192 and 128, BF16");
+  Setting setting(AttentionMode::automatic);
+  setting.call(shape);
+  CHECK(setting.fake.used == 2);
+  setting.call(shape_of(kForm));  // is another form
+  CHECK(setting.fake.tried == 2);
+  // Refused, it is ours.
+  Setting refused(AttentionMode::automatic);
+  refused.fake.no_plan = "not these";
+  refused.call(shape);
+  CHECK(refused.own == 2);
 }
 
 TEST_CASE("attention choice: own asks nobody") {

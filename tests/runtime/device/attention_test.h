@@ -76,7 +76,7 @@ struct Reference {
 // Forward, and with `dout` the gradient, written as the formulas stand.
 inline Reference reference(const AttentionShape& s, const std::vector<double>& qkv,
                            const std::vector<double>* dout) {
-  const int64_t D = s.head_dim, stride = (s.heads + 2 * s.kv_heads) * D, width = s.heads * D;
+  const int64_t D = s.head_dim, V = s.values(), stride = s.qkv_width(), width = s.heads * V;
   const auto u = [](int64_t i) { return static_cast<size_t>(i); };
   Reference r;
   r.out.assign(u(s.batch * s.seq * width), 0);
@@ -88,7 +88,8 @@ inline Reference reference(const AttentionShape& s, const std::vector<double>& q
       const int64_t kv = h / (s.heads / s.kv_heads);
       const double slope =
           s.alibi ? static_cast<double>(mtl::alibi_slope(s.first_head + h, s.total_heads)) : 0;
-      const int64_t q_at = h * D, k_at = (s.heads + kv) * D, v_at = (s.heads + s.kv_heads + kv) * D;
+      const int64_t q_at = h * D, k_at = (s.heads + kv) * D;
+      const int64_t v_at = (s.heads + s.kv_heads) * D + kv * V;
       for (int64_t t = 0; t < s.seq; ++t) {
         const int64_t row = (b * s.seq + t) * stride;
         std::vector<double> p(u(t + 1)), mask(u(t + 1), 1), capped(u(t + 1));
@@ -109,7 +110,7 @@ inline Reference reference(const AttentionShape& s, const std::vector<double>& q
         }
         for (double& x : p) sum += x = std::exp(x - top);
         r.lse[u((b * s.heads + h) * s.seq + t)] = top + std::log(sum);
-        const int64_t out_at = (b * s.seq + t) * width + h * D;
+        const int64_t out_at = (b * s.seq + t) * width + h * V;
         for (int64_t j = 0; j <= t; ++j) {
           p[u(j)] /= sum;
           if (s.dropout) {
@@ -118,7 +119,7 @@ inline Reference reference(const AttentionShape& s, const std::vector<double>& q
             mask[u(j)] =
                 kept(s.dropout, element) ? 1 / (1 - static_cast<double>(s.dropout.probability)) : 0;
           }
-          for (int64_t d = 0; d < D; ++d) {
+          for (int64_t d = 0; d < V; ++d) {
             r.out[u(out_at + d)] +=
                 p[u(j)] * mask[u(j)] * qkv[u((b * s.seq + j) * stride + v_at + d)];
           }
@@ -128,7 +129,7 @@ inline Reference reference(const AttentionShape& s, const std::vector<double>& q
         std::vector<double> dp(u(t + 1));
         for (int64_t j = 0; j <= t; ++j) {
           const int64_t key = (b * s.seq + j) * stride;
-          for (int64_t d = 0; d < D; ++d) {
+          for (int64_t d = 0; d < V; ++d) {
             dp[u(j)] += (*dout)[u(out_at + d)] * qkv[u(key + v_at + d)] * mask[u(j)];
             r.dqkv[u(key + v_at + d)] += (*dout)[u(out_at + d)] * p[u(j)] * mask[u(j)];
           }
@@ -219,8 +220,7 @@ inline const Engine kCuda = {Engine::cuda}, kHopper = {Engine::hopper},
                     kCudaMisaligned = {Engine::cuda_misaligned};
 
 inline Run run(const AttentionShape& s, DType dtype, double width = 1, const Engine& engine = {}) {
-  const int64_t rows = s.batch * s.seq, in = (s.heads + 2 * s.kv_heads) * s.head_dim,
-                wide = s.heads * s.head_dim;
+  const int64_t rows = s.batch * s.seq, in = s.qkv_width(), wide = s.heads * s.values();
   const size_t offset = engine.offset();
   Buffer qkv(dtype, random_values(rows * in, 1, width), offset);
   Buffer dout(dtype, random_values(rows * wide, 2, 1), offset);
@@ -270,6 +270,7 @@ inline void check(const AttentionShape& s, DType dtype, const std::vector<Engine
   CAPTURE(s.heads);
   CAPTURE(s.kv_heads);
   CAPTURE(s.head_dim);
+  CAPTURE(s.values());
   CAPTURE(s.dropout.probability);
   CAPTURE(static_cast<int>(dtype));
   // Values and gradients are of size 1 (at most 1/(1-p) more with dropout). f32: sums of `seq`
@@ -303,7 +304,7 @@ inline std::vector<Isa> isas_under_test() {
 inline bool is_for_hopper(const AttentionShape& s, DType dtype) {
   if (gpu_under_test() != nullptr) return false;
   const bool compiled = s.head_dim == 64 || s.head_dim == 96 || s.head_dim == 128;
-  return dtype != DType::f32 && compiled && s.seq >= 32;
+  return dtype != DType::f32 && compiled && s.values() == s.head_dim && s.seq >= 32;
 }
 
 inline std::vector<Engine> engines_for(const AttentionShape& s, DType dtype) {
@@ -317,6 +318,10 @@ inline void check(const AttentionShape& s, DType dtype) {
   check(s, dtype, engines_for(s, dtype));
 }
 
+inline AttentionShape with_values(AttentionShape s, int64_t value_dim) {
+  s.value_dim = value_dim;
+  return s;
+}
 inline AttentionShape with_alibi(AttentionShape s) {
   s.alibi = true;
   return s;

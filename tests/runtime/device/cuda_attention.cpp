@@ -58,9 +58,32 @@ TEST_CASE("attention: tensor cores at the edges of their tiles") {
     check_kernels(with_cap(shape(1, 65, 2, 1, 64, 0.1f), 0.5f), dtype);
     check_kernels(with_cap(shape(1, 97, 2, 1, 256), 2), dtype);
   }
+  // Values narrower than keys.
+  check_kernels(with_values(shape(1, 65, 2, 2, 192, 0.1f), 128), DType::bf16);
+  check_kernels(with_values(shape(2, 33, 2, 1, 192), 120), DType::f16);
   check_kernels(shape(2, 95, 2, 1, 64), DType::bf16);
   check_kernels(shape(1, 193, 1, 1, 96), DType::f16);
   check_kernels(shape(1, 257, 2, 1, 64), DType::bf16);
+}
+
+TEST_CASE("attention: tensor cores and values narrower than keys") {
+  // The kernels for DeepSeek's heads, which take the smaller ones too, and those for the widest.
+  for (const int64_t seq : {1, 31, 32, 33, 63, 64, 65, 97, 129}) {
+    check_kernels(with_values(shape(1, seq, 2, 2, 192), 128),
+                  seq % 2 == 0 ? DType::bf16 : DType::f16);
+  }
+  for (const DType dtype : k16Bits) {
+    check_kernels(with_values(shape(2, 130, 4, 2, 192, 0.1f), 128), dtype);
+    check_kernels(with_values(with_alibi(shape(1, 81, 3, 1, 192)), 120), dtype);
+    check_kernels(with_values(with_window(shape(1, 150, 2, 2, 192), 37), 128), dtype);
+    check_kernels(with_values(with_cap(shape(1, 97, 2, 1, 192), 2), 128), dtype);
+    check_kernels(with_values(shape(1, 66, 2, 1, 184), 8), dtype);
+    check_kernels(with_values(shape(1, 66, 2, 1, 24), 16), dtype);
+    check_kernels(with_values(shape(1, 66, 2, 2, 128), 64), dtype);  // not by Hopper's kernels
+    check_kernels(with_values(shape(2, 65, 2, 1, 192), 136), dtype);
+    check_kernels(with_values(shape(1, 65, 2, 1, 256, 0.1f), 128), dtype);
+    check_with_documents(with_values(shape(2, 130, 2, 2, 192), 128), 40, dtype, {kCuda});
+  }
 }
 
 TEST_CASE("attention: tensor cores of a GPU with little shared memory") {
@@ -74,6 +97,7 @@ TEST_CASE("attention: tensor cores of a GPU with little shared memory") {
   check(shape(1, 100, 4, 2, 128, 0.1f), DType::f16, kCuda);
   check(shape(1, 100, 2, 1, 256, 0.1f), DType::bf16, kCuda);
   check(with_window(shape(1, 97, 2, 2, 256), 50), DType::f16, kCuda);
+  check(with_values(shape(1, 100, 2, 1, 192, 0.1f), 128), DType::bf16, kCuda);
 }
 
 TEST_CASE("attention: blocks take heads in sections, and every tile once") {
@@ -111,6 +135,8 @@ TEST_CASE("attention: the path for everything on 16-bit types") {
     check(shape(1, 40, 2, 2, 136), dtype, kCuda);
     check(with_alibi(shape(1, 35, 2, 1, 256, 0.2f)), dtype, kCuda);
     check(with_alibi(shape(1, 40, 3, 1, 12, 0.2f)), dtype, kCuda);
+    check(with_values(shape(1, 40, 3, 1, 24, 0.2f), 12), dtype, kCuda);
+    check(with_values(shape(1, 65, 4, 2, 192, 0.1f), 128), dtype, kCudaMisaligned);
   }
   check(with_alibi(shape(2, 35, 2, 1, 256, 0.2f)), DType::f32, kCudaMisaligned);
 }
@@ -141,6 +167,10 @@ TEST_CASE("attention: which of our kernels a call takes") {
   CHECK(hopper.kind(shape(1, 64, 2, 1, 80), DType::bf16) == "mma");
   CHECK(hopper.kind(shape(1, 64, 2, 1, 256), DType::bf16) == "mma");
   CHECK(hopper.kind(shape(1, 64, 2, 1, 264), DType::bf16) == "no tensor cores");
+  CHECK(hopper.kind(with_values(shape(1, 64, 2, 1, 128), 128), DType::bf16) == "wgmma");
+  CHECK(hopper.kind(with_values(shape(1, 64, 2, 1, 128), 64), DType::bf16) == "mma");
+  CHECK(hopper.kind(with_values(shape(1, 64, 2, 1, 192), 128), DType::bf16) == "mma");
+  CHECK(hopper.kind(with_values(shape(1, 64, 2, 1, 192), 124), DType::bf16) == "no tensor cores");
 }
 
 // Sequences of many tiles, so that stages are filled again and again; copies that arrive in any

@@ -305,7 +305,9 @@ TEST_CASE("cuDNN's graph: forward and backward are the attention of the CPU") {
   notes = {{}};
   const auto device = make_cpu_device(1);
   for (const AttentionForm form :
-       {AttentionForm{1, 9, 2, 2, 64, DType::bf16}, AttentionForm{2, 13, 6, 2, 96, DType::bf16}}) {
+       {AttentionForm{1, 9, 2, 2, 64, DType::bf16}, AttentionForm{2, 13, 6, 2, 96, DType::bf16},
+        AttentionForm{1, 9, 2, 2, 192, DType::bf16, 128},
+        AttentionForm{2, 7, 4, 2, 96, DType::bf16, 64}}) {
     CAPTURE(describe(form));
     const SdpaPlan forward(api, target, form, SdpaPlan::Pass::forward);
     const SdpaPlan backward(api, target, form, SdpaPlan::Pass::backward);

@@ -109,6 +109,23 @@ TEST_CASE("cuDNN: has deterministic plans for our attention on an H200") {
   MESSAGE("cuDNN's workspace: forward " << lines[0] << ", backward " << lines[1]);
 }
 
+TEST_CASE("cuDNN: is asked for values narrower than keys, and has them or says why not") {
+  SdpaForm form = {2, 1000, 8, 8, 192, DType::bf16};
+  form.value_dim = 128;
+  const auto lines = in_child({{form, Pass::forward}, {form, Pass::backward}});
+  REQUIRE_FALSE(lines.empty());
+  if (lines[0].starts_with("skip ") || lines[0].find("RUNTIME_PREREQ") != std::string::npos) {
+    MESSAGE("NOT CHECKED, for there is no cuDNN to ask: " << lines[0]);
+    return;
+  }
+  for (const std::string& line : lines) {
+    CAPTURE(line);
+    CHECK((line.starts_with("ok ") || line.find("CUDNN_STATUS_") != std::string::npos ||
+           line.find("no engine") != std::string::npos));
+    MESSAGE("heads of 192 and 128: " << line);
+  }
+}
+
 TEST_CASE("cuDNN: starting it without a driver is a reason, not an end") {
   try {
     const Api& api = load_api();

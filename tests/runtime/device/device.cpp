@@ -221,6 +221,33 @@ std::vector<uint8_t> outputs_of_family_ops(Device& device, DType type) {
                .seq = seq,
                .first_row = 77});
   keep(x);
+  const int64_t rope_dim = 6, value_dim = 25, pair = dim - rope_dim + value_dim;
+  Held latent_table(DType::f32, {seq, rope_dim});
+  Held queries(type, {rows, heads * dim}), pairs(type, {rows, heads * pair}),
+      latents(type, {rows, 9});
+  Held qkv(type, {rows, heads * (2 * dim + value_dim)});
+  for (Held* const held : {&latent_table, &queries, &pairs, &latents}) held->randomize(random);
+  LatentHeads latent = {.queries = queries.view,
+                        .pairs = pairs.view,
+                        .latents = latents.view,
+                        .qkv = qkv.view,
+                        .heads = heads,
+                        .head_dim = dim,
+                        .rope_dim = rope_dim,
+                        .value_dim = value_dim,
+                        .table = latent_table.view,
+                        .seq = seq};
+  device.latent_heads(latent);
+  keep(qkv);
+  latent.backward = true;
+  device.latent_heads(latent);
+  keep(queries), keep(pairs), keep(latents);
+  device.copy_columns({.from = queries.view,
+                       .to = x.view,
+                       .from_column = 3,
+                       .to_column = 1,
+                       .columns = heads * dim - 3});
+  keep(x);
   Held positions(type, {seq, cols}), dpositions(DType::f32, {seq, cols});
   positions.randomize(random);
   const Dropout dropout = dropout_in_test_memory(0.2f, 1, seq * cols);

@@ -56,6 +56,45 @@ TEST_CASE("copy keeps every bit") {
   });
 }
 
+TEST_CASE("copy_columns moves the columns of rows and touches no others") {
+  struct Shape {
+    int64_t n, from, to, from_column, to_column, columns;
+  };
+  const Shape shapes[] = {{1, 1, 1, 0, 0, 1},         {3, 7, 5, 2, 1, 3},
+                          {37, 576, 64, 512, 0, 64},  {130, 96, 160, 32, 64, 64},
+                          {1000, 64, 576, 0, 512, 8}, {9, 48, 48, 16, 10, 20}};
+  for_each_device([&](Device& device) {
+    std::mt19937 random(8);
+    for (const Shape& shape : shapes) {
+      for (const DType type : {DType::f32, DType::bf16, DType::f64, DType::i32, DType::u8}) {
+        INFO("n " << shape.n << " columns " << shape.columns << " of " << shape.from << " to "
+                  << shape.to << " type " << safetensors_name(type));
+        Held from(type, {shape.n, shape.from}), to(type, {shape.n, shape.to});
+        for (const Held* held : {&from, &to}) {
+          for (int64_t i = 0; i < held->view.bytes(); ++i) {
+            held->view.as<uint8_t>()[i] = static_cast<uint8_t>(random());
+          }
+        }
+        std::vector<uint8_t> expected = to.bytes();
+        const std::vector<uint8_t> given = from.bytes();
+        const int64_t bytes = bytes_of(type);
+        for (int64_t row = 0; row < shape.n; ++row) {
+          const int64_t at = (row * shape.from + shape.from_column) * bytes;
+          std::copy_n(given.begin() + at, shape.columns * bytes,
+                      expected.begin() + (row * shape.to + shape.to_column) * bytes);
+        }
+        device.copy_columns({.from = from.view,
+                             .to = to.view,
+                             .from_column = shape.from_column,
+                             .to_column = shape.to_column,
+                             .columns = shape.columns});
+        CHECK(to.bytes() == expected);
+        CHECK(from.bytes() == given);
+      }
+    }
+  });
+}
+
 TEST_CASE("regroup_columns: pieces of sections become blocks, and their sums rows again") {
   struct Shape {
     int64_t n, parts;

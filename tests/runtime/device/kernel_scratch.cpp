@@ -167,6 +167,18 @@ TEST_CASE("kernel scratch: of the norm of all heads together") {
   }
 }
 
+TEST_CASE("kernel scratch: Hopper's kernels, and their sums, are not for narrower values") {
+  KernelNeeds needs;
+  needs.compute = DType::bf16;
+  needs.attention = {1, 64, 2, 128};
+  const int64_t sums = most_scratch(needs, Backward::measured);
+  needs.attention.value_dim = 128;
+  CHECK(most_scratch(needs, Backward::measured) == sums);
+  needs.attention.value_dim = 64;
+  CHECK(most_scratch(needs, Backward::measured) == most_scratch(needs, std::nullopt));
+  CHECK(most_scratch(needs, Backward::measured) < sums);
+}
+
 TEST_CASE("kernel scratch: what attention's backward finds room for it takes nothing beside it") {
   // As in training: less than it needs by a byte is no room.
   const int64_t batch = 1, seq = 64, heads = 1, dim = 64;

@@ -238,6 +238,17 @@ inline std::vector<Isa> isas_of_this_machine() {
   return isas;
 }
 
+// Angles of rotary positions: position * 10000^(-2i / dim), as in the paper, and YaRN's amplitude.
+inline void fill_table(Held& table, int64_t dim, double amplitude = 1) {
+  for (int64_t at = 0; at < table.size(); ++at) {
+    const int64_t position = at / dim, i = at % dim % (dim / 2);
+    const double frequency =
+        std::pow(1e4, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
+    const double angle = static_cast<double>(position) * frequency;
+    table.set(at, amplitude * (at % dim < dim / 2 ? std::cos(angle) : std::sin(angle)));
+  }
+}
+
 // While it lives, tensors begin at multiples of 16 bytes, as the arena's do.
 class AlignedTensors {
  public:

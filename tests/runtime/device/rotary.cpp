@@ -17,17 +17,6 @@ const RotaryCase kRotaryCases[] = {
     {40, 2, 1, 64, 16, 5, 16}, {33, 4, 4, 80, 64, 40, 32}, {6, 2, 1, 128, 3, 2, 64},
     {9, 4, 2, 72, 9, 0, 36}};
 
-// With the angles of the paper, position * 10000^(-2i / dim), and YaRN's amplitude.
-void fill_table(Held& table, int64_t dim, double amplitude = 1) {
-  for (int64_t at = 0; at < table.size(); ++at) {
-    const int64_t position = at / dim, i = at % dim % (dim / 2);
-    const double frequency =
-        std::pow(1e4, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
-    const double angle = static_cast<double>(position) * frequency;
-    table.set(at, amplitude * (at % dim < dim / 2 ? std::cos(angle) : std::sin(angle)));
-  }
-}
-
 std::vector<double> turned(const Held& x, const Held& table, const RotaryCase& c, bool backward) {
   std::vector<double> y = x.values();
   const int64_t cols = (c.heads + 2 * c.kv_heads) * c.dim, half = c.turned / 2;

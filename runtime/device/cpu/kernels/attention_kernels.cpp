@@ -102,13 +102,13 @@ struct ForwardParts {
   P *k, *v, *q, *p;
   float *s, *o, *mask;
   ForwardParts(Parts& parts, const AttentionTask& t) {
-    const int64_t D = padded(t.head_dim), n = t.last_block;
+    const int64_t D = padded(t.head_dim), V = padded(t.value_dim), n = t.last_block;
     k = parts.get<P>(n * kB * D);
-    v = parts.get<P>(n * kB * D);
+    v = parts.get<P>(n * kB * V);
     q = parts.get<P>(kB * D);
     p = parts.get<P>(kB * kB);
     s = parts.get<float>(kB * kB);
-    o = parts.get<float>(kB * D);
+    o = parts.get<float>(kB * V);
     mask = t.keep_threshold == 0 ? nullptr : parts.get<float>(kB * kB);
   }
 };
@@ -118,13 +118,13 @@ template <typename S, typename P>
 void forward_as(const AttentionTask& t) {
   Parts parts{static_cast<char*>(t.workspace)};
   const ForwardParts<P> w(parts, t);
-  const int64_t D = padded(t.head_dim);
+  const int64_t D = padded(t.head_dim), V = padded(t.value_dim);
   const S *q = static_cast<const S*>(t.q), *k = static_cast<const S*>(t.k),
           *v = static_cast<const S*>(t.v);
   for (int64_t j = first_block_seen(t, t.first_block); j < t.last_block; ++j) {
-    const int64_t from = j * kB * t.qkv_stride, to = j * kB * D;
-    pack_rows(k + from, t.qkv_stride, rows_in(t, j), t.head_dim, D, w.k + to);
-    pack_columns(v + from, t.qkv_stride, rows_in(t, j), t.head_dim, D, w.v + to);
+    const int64_t from = j * kB * t.qkv_stride, rows = rows_in(t, j);
+    pack_rows(k + from, t.qkv_stride, rows, t.head_dim, D, w.k + j * kB * D);
+    pack_columns(v + from, t.qkv_stride, rows, t.value_dim, V, w.v + j * kB * V);
   }
   for (int64_t i = t.first_block; i < t.last_block; ++i) {
     const int64_t rows = rows_in(t, i);
@@ -144,16 +144,16 @@ void forward_as(const AttentionTask& t) {
       if (w.mask != nullptr) dropout_block(t, t.first_element, i, j, w.mask);
       softmax_step(w.s, t.scale * kLog2e, w.mask, m, l, alpha, w.p);
       if (j > begin) {
-        for (int64_t d = 0; d < D; ++d) {
+        for (int64_t d = 0; d < V; ++d) {
           for (int64_t c = 0; c < kB; ++c) w.o[d * kB + c] *= alpha[c];
         }
       }
-      gemm(w.v + j * kB * D, kB, w.p, kB, w.o, kB, D, kB, kB, j > begin);
+      gemm(w.v + j * kB * V, kB, w.p, kB, w.o, kB, V, kB, kB, j > begin);
     }
     S* out = static_cast<S*>(t.out) + i * kB * t.out_stride;
     for (int64_t c = 0; c < rows; ++c) {
       const float inverse = 1.0f / l[c];
-      for (int64_t d = 0; d < t.head_dim; ++d) {
+      for (int64_t d = 0; d < t.value_dim; ++d) {
         store(out + c * t.out_stride + d, w.o[d * kB + c] * inverse);
       }
       t.lse[i * kB + c] = m[c] * kLn2 + __builtin_logf(l[c]);
@@ -166,19 +166,19 @@ struct BackwardParts {
   P *k, *k_t, *v, *q, *q_t, *dout, *dout_t, *p, *ds_a, *ds_b;
   float *dk, *dv, *dq, *s, *dp, *lse2, *delta, *mask;
   BackwardParts(Parts& parts, const AttentionTask& t) {
-    const int64_t D = padded(t.head_dim), T = blocks_of(t.seq) * kB;
+    const int64_t D = padded(t.head_dim), V = padded(t.value_dim), T = blocks_of(t.seq) * kB;
     k = parts.get<P>(T * D);
     k_t = parts.get<P>(T * D);
-    v = parts.get<P>(T * D);
+    v = parts.get<P>(T * V);
     q = parts.get<P>(T * D);
     q_t = parts.get<P>(T * D);
-    dout = parts.get<P>(T * D);
-    dout_t = parts.get<P>(T * D);
+    dout = parts.get<P>(T * V);
+    dout_t = parts.get<P>(T * V);
     p = parts.get<P>(kB * kB);
     ds_a = parts.get<P>(kB * kB);
     ds_b = sizeof(P) == 4 ? ds_a : parts.get<P>(kB * kB);
     dk = parts.get<float>(T * D);
-    dv = parts.get<float>(T * D);
+    dv = parts.get<float>(T * V);
     dq = parts.get<float>(T * D);
     s = parts.get<float>(kB * kB);
     dp = parts.get<float>(kB * kB);
@@ -193,26 +193,27 @@ void backward_as(const AttentionTask& t) {
   Parts parts{static_cast<char*>(t.workspace)};
   const BackwardParts<P> w(parts, t);
   const int64_t D = padded(t.head_dim), n = blocks_of(t.seq), dim = t.head_dim;
-  const int64_t stride = t.qkv_stride, block = kB * D;
+  const int64_t V = padded(t.value_dim), value_dim = t.value_dim;
+  const int64_t stride = t.qkv_stride, block = kB * D, value_block = kB * V;
   const S *k = static_cast<const S*>(t.k), *v = static_cast<const S*>(t.v);
   for (int64_t j = 0; j < n; ++j) {
     const int64_t from = j * kB * stride, rows = rows_in(t, j);
     pack_rows(k + from, stride, rows, dim, D, w.k + j * block);
     pack_columns(k + from, stride, rows, dim, D, w.k_t + j * block);
-    pack_rows(v + from, stride, rows, dim, D, w.v + j * block);
+    pack_rows(v + from, stride, rows, value_dim, V, w.v + j * value_block);
   }
   for (int64_t g = 0; g < t.group; ++g) {
     const S* q = static_cast<const S*>(t.q) + g * dim;
-    const S* out = static_cast<const S*>(t.out) + g * dim;
-    const S* dout = static_cast<const S*>(t.dout) + g * dim;
+    const S* out = static_cast<const S*>(t.out) + g * value_dim;
+    const S* dout = static_cast<const S*>(t.dout) + g * value_dim;
     const uint64_t first = t.first_element + static_cast<uint64_t>(g * t.seq * t.seq);
     for (int64_t i = 0; i < n; ++i) {
       const int64_t rows = rows_in(t, i);
       pack_b(q + i * kB * stride, stride, rows, dim, D, w.q + i * block);
       pack_b_transposed(q + i * kB * stride, stride, rows, dim, D, w.q_t + i * block);
       const S* dout_i = dout + i * kB * t.out_stride;
-      pack_b(dout_i, t.out_stride, rows, dim, D, w.dout + i * block);
-      pack_b_transposed(dout_i, t.out_stride, rows, dim, D, w.dout_t + i * block);
+      pack_b(dout_i, t.out_stride, rows, value_dim, V, w.dout + i * value_block);
+      pack_b_transposed(dout_i, t.out_stride, rows, value_dim, V, w.dout_t + i * value_block);
       for (int64_t c = 0; c < kB; ++c) {
         // Rows of padding have dout = q = 0 and contribute nothing whatever their statistics.
         w.lse2[i * kB + c] = c < rows ? t.lse[g * t.seq + i * kB + c] * kLog2e : 0.0f;
@@ -221,10 +222,10 @@ void backward_as(const AttentionTask& t) {
           const S* a = out + (i * kB + c) * t.out_stride;
           const S* b = dout_i + c * t.out_stride;
           int64_t d = 0;
-          for (; d + 16 <= dim; d += 16) {
+          for (; d + 16 <= value_dim; d += 16) {
             for (int64_t x = 0; x < 16; ++x) lanes[x] += load(a + d + x) * load(b + d + x);
           }
-          for (int64_t x = 0; d < dim; ++d, ++x) lanes[x] += load(a + d) * load(b + d);
+          for (int64_t x = 0; d < value_dim; ++d, ++x) lanes[x] += load(a + d) * load(b + d);
         }
         float sum = 0;
         for (const float lane : lanes) sum += lane;
@@ -236,7 +237,7 @@ void backward_as(const AttentionTask& t) {
         const int64_t begin = first_block_seen(t, i);
         if (begin > j) break;  // nor do later queries see a key of this block
         gemm(w.k + j * block, D, w.q_t + i * block, kB, w.s, kB, kB, kB, D, false);
-        gemm(w.v + j * block, D, w.dout_t + i * block, kB, w.dp, kB, kB, kB, D, false);
+        gemm(w.v + j * value_block, V, w.dout_t + i * value_block, kB, w.dp, kB, kB, kB, V, false);
         if (t.cap > 0) cap_scores(t, w.s);
         if (t.slopes != nullptr) add_alibi(t.slopes[g], i, j, w.s);
         if (i == j) mask_diagonal(w.s);
@@ -245,7 +246,7 @@ void backward_as(const AttentionTask& t) {
         gradient_step(w.s, w.dp, t.scale * kLog2e, t.cap > 0 ? t.scale / t.cap : 0, w.mask,
                       w.lse2 + i * kB, w.delta + i * kB, w.p, w.ds_a, w.ds_b);
         const bool sum = g > 0 || i > j;
-        gemm(w.p, kB, w.dout + i * block, D, w.dv + j * block, D, kB, D, kB, sum);
+        gemm(w.p, kB, w.dout + i * value_block, V, w.dv + j * value_block, V, kB, V, kB, sum);
         gemm(w.ds_a, kB, w.q + i * block, D, w.dk + j * block, D, kB, D, kB, sum);
         gemm(w.k_t + j * block, kB, w.ds_b, kB, w.dq + i * block, kB, D, kB, kB, j > begin);
       }
@@ -259,7 +260,7 @@ void backward_as(const AttentionTask& t) {
   S *dk = static_cast<S*>(t.dk), *dv = static_cast<S*>(t.dv);
   for (int64_t row = 0; row < t.seq; ++row) {
     for (int64_t d = 0; d < dim; ++d) store(dk + row * stride + d, w.dk[row * D + d] * t.scale);
-    for (int64_t d = 0; d < dim; ++d) store(dv + row * stride + d, w.dv[row * D + d]);
+    for (int64_t d = 0; d < value_dim; ++d) store(dv + row * stride + d, w.dv[row * V + d]);
   }
 }
 

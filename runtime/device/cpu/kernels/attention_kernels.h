@@ -21,8 +21,8 @@ struct AttentionTask {
   int64_t qkv_stride = 0;
   void* out = nullptr;  // backward reads it
   int64_t out_stride = 0;
-  float* lse = nullptr;  // backward reads it
-  int64_t seq = 0, head_dim = 0;
+  float* lse = nullptr;                          // backward reads it
+  int64_t seq = 0, head_dim = 0, value_dim = 0;  // value_dim: of v, out, dout and dv
   float scale = 1;
   // Dropout of element (q, k) of the first head: philox element `first_element` + q * seq + k.
   uint64_t keep_threshold = 0;  // kept iff the philox word is >= this; 0 = no dropout
@@ -38,8 +38,8 @@ struct AttentionTask {
   int64_t window = 0;
   // Forward only: the blocks of queries to compute.
   int64_t first_block = 0, last_block = 0;
-  // Backward only: `group` query heads in a row share the KV head (q, out, dout and dq advance by
-  // head_dim, lse by seq, dropout elements by seq * seq).
+  // Backward only: `group` query heads in a row share the KV head (q and dq advance by head_dim,
+  // out and dout by value_dim, lse by seq, dropout elements by seq * seq).
   int64_t group = 1;
   const void* dout = nullptr;                        // stride out_stride
   void *dq = nullptr, *dk = nullptr, *dv = nullptr;  // stride qkv_stride

@@ -80,6 +80,17 @@ struct RopeRows {
   const int32_t* positions = nullptr;
 };
 
+// The heads of latent attention (op_arguments.h), forward or backward. Rows are contiguous but
+// those of `latents`, of which the pointer is at the first of its rope_dim columns.
+struct LatentRows {
+  void *queries, *pairs, *latents, *qkv;
+  const float* table;  // [positions, rope_dim], as in RopeRows
+  int64_t rows, latent_stride, heads, dim, rope_dim, value_dim;
+  int64_t row0, seq, first_position;  // of a row without positions: first + (row0 + row) % seq
+  bool backward;
+  const int32_t* positions;  // or null
+};
+
 // x [rows, 2 width] = gate | up, y and dy [rows, width]
 struct Swiglu {
   const void* x;
@@ -185,6 +196,7 @@ struct TypedKernels {
   void (*wide_norm_products)(const WideNormRowsBackward& args);
   void (*wide_norm_backward)(const WideNormRowsBackward& args);
   void (*rope)(const RopeRows& args);
+  void (*latent_heads)(const LatentRows& args);
   // y = gelu_exact(x); dy *= gelu_exact'(x), where y may be null
   void (*gelu_exact_forward)(const void* x, void* y, int64_t n);
   void (*gelu_exact_backward)(const void* x, void* dy, void* y, int64_t n);
