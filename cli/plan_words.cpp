@@ -43,6 +43,7 @@ std::string model_words(const ModelShape& model) {
   if (model.kv_heads != model.heads) {
     heads += fmt::format(" ({})", count_of(model.kv_heads, "KV head"));
   }
+  if (model.has_latents()) heads += fmt::format(" of {} latents", model.latent.kv_rank);
   std::string vocabulary = fmt::format("vocabulary {}", grouped(model.vocab));
   if (model.padded_vocab != model.vocab) {
     vocabulary += fmt::format(" ({} rows in memory)", grouped(model.padded_vocab));
@@ -79,7 +80,7 @@ std::string blocks_words(const ModelShape& model) {
       break;
     case PositionType::rope:
       text += ", rotary positions" + scaling_words(model.rope_scaling);
-      if (model.rope_fraction != 1) {
+      if (model.rotary_dim() != model.head_dim) {
         text += fmt::format(" on {} of {} elements", model.rotary_dim(), model.head_dim);
       }
       if (model.window_rope_base > 0) {
@@ -233,6 +234,7 @@ std::string recompute_words(const Recompute& recompute) {
   const std::pair<const char*, FirstLayers> modules[] = {
       {"attention core", recompute.core_attention},
       {"norms", recompute.norms},
+      {"latents' heads", recompute.latents},
       {"MLP", recompute.mlp},
       {"MLP activation", recompute.mlp.all() ? FirstLayers(false) : recompute.mlp_activation}};
   for (const auto& [name, layers] : modules) {

@@ -13,6 +13,7 @@ namespace {
 std::string model_line(const ModelShape& model, const Cost& cost) {
   std::string heads = fmt::format("{} heads", model.heads);
   if (model.kv_heads != model.heads) heads += fmt::format(" ({} of keys)", model.kv_heads);
+  if (model.has_latents()) heads += fmt::format(" of {} latents", model.latent.kv_rank);
   std::string parameters = compact_count(static_cast<double>(cost.parameters)) + " parameters";
   std::string experts;
   if (model.experts > 0) {

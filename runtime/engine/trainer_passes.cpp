@@ -66,8 +66,9 @@ void Trainer::load_batch(const Samples& samples, int64_t first, const Pass& pass
     device_.copy_from_host(first_key_.in(slot).slice(0, all), host_first_key_.data());
   }
   if (position_ids_) {
-    // Rotations are attention's, rows of a table are added to the rank's tokens.
-    const bool rotated = plan_.model.position == PositionType::rope;
+    // Rotations are attention's, but of latents those of the rank's tokens, as rows of a table are
+    // added to them.
+    const bool rotated = plan_.model.position == PositionType::rope && !plan_.model.has_latents();
     const std::span<const int32_t> positions =
         rotated ? batch.positions : own_share(pass, batch.positions);
     device_.copy_from_host(position_ids_.in(slot).slice(0, static_cast<int64_t>(positions.size())),

@@ -13,7 +13,7 @@ int heads_parts(const BlockContext& context) {
 // Empty where the layer rotates nothing.
 Tensor rope_table_of(const BlockContext& context, int64_t layer) {
   const ModelShape& shape = context.shape;
-  if (!shape.rotates(layer)) return {};
+  if (!shape.rotates(layer) || shape.has_latents()) return {};  // these rotate what they make
   return context.arena.tensor(shape.rotates_by_window(layer) ? kWindowRopeTable : kRopeTable);
 }
 
@@ -30,6 +30,8 @@ AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer, const
       end_(context, layer, "attn", "attn.proj", DropoutSite::attention_output),
       qkv_linear_(context, layer, "attn.qkv"),
       proj_linear_(context, layer, "attn.proj"),
+      latents_(context.shape.has_latents() ? std::make_optional<LatentQkv>(context, layer, again)
+                                           : std::nullopt),
       whole_norm_(context, layer),
       q_norm_(context.parameters.find(layer, "attn.q_norm.weight")),
       k_norm_(context.parameters.find(layer, "attn.k_norm.weight")),
@@ -70,6 +72,7 @@ AttentionShape attention_of(const ModelShape& shape, int64_t layer, int parts) {
   attention.heads = shape.heads / parts;
   attention.kv_heads = local_kv_heads(shape, parts);
   attention.head_dim = shape.head_dim;
+  attention.value_dim = shape.value_dim();
   attention.scale = shape.attention_scale > 0
                         ? static_cast<float>(shape.attention_scale)
                         : 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
@@ -154,8 +157,15 @@ Tensor AttentionBlock::own_qkv(const Pass& pass) const {
 ContextParallel::Sections AttentionBlock::qkv_sections() const {
   const ModelShape& shape = context_.shape;
   const int tp = context_.tp.size();
-  const ColumnSection kv = context_.cp.section(local_kv_heads(shape, tp), shape.head_dim);
-  return {context_.cp.section(shape.heads / tp, shape.head_dim), kv, kv};
+  const int64_t kv_heads = local_kv_heads(shape, tp);
+  return {context_.cp.section(shape.heads / tp, shape.head_dim),
+          context_.cp.section(kv_heads, shape.head_dim),
+          context_.cp.section(kv_heads, shape.value_dim())};
+}
+
+ContextParallel::Sections AttentionBlock::attended_sections() const {
+  const ModelShape& shape = context_.shape;
+  return {context_.cp.section(shape.heads / context_.tp.size(), shape.value_dim())};
 }
 
 void AttentionBlock::attend(const Pass& pass) const {
@@ -169,7 +179,7 @@ void AttentionBlock::attend(const Pass& pass) const {
        .lse = Tensor(lse_.in(pass.slot).data, DType::f32, {shape.batch, shape.heads, shape.seq})});
   if (!divides_sequence()) return;
   const Tensor attended = rows_of(attended_, pass);
-  context_.cp.gather_heads(pass.sequences, rows_of(out, whole), attended, {qkv_sections()[0]});
+  context_.cp.gather_heads(pass.sequences, rows_of(out, whole), attended, attended_sections());
 }
 
 ResidualAdd AttentionBlock::forward(const Pass& pass, const ResidualAdd& before) const {
@@ -182,13 +192,21 @@ ResidualAdd AttentionBlock::forward(const Pass& pass, const ResidualAdd& before)
 
 void AttentionBlock::attend_to(const Pass& pass, Tensor x) const {
   const Pass whole = whole_sequences(context_, pass);
-  qkv_linear_.forward(pass, {x, norm_.amax(pass)}, own_qkv(pass), qkv_linear_.bias());
-  if (whole_norm_) whole_norm_.forward(pass, own_qkv(pass));
-  if (divides_sequence()) {
-    context_.cp.scatter_heads(pass.sequences, own_qkv(pass), rows_of(qkv_, whole), qkv_sections());
+  if (latents_) {
+    latents_->forward(pass, x, own_qkv(pass));
+  } else {
+    qkv_linear_.forward(pass, {x, norm_.amax(pass)}, own_qkv(pass), qkv_linear_.bias());
   }
+  if (whole_norm_) whole_norm_.forward(pass, own_qkv(pass));
+  scatter_qkv(pass);
   place_heads(whole);
   attend(pass);
+}
+
+void AttentionBlock::scatter_qkv(const Pass& pass) const {
+  if (!divides_sequence()) return;
+  const Pass whole = whole_sequences(context_, pass);
+  context_.cp.scatter_heads(pass.sequences, own_qkv(pass), rows_of(qkv_, whole), qkv_sections());
 }
 
 void AttentionBlock::project(const Pass& pass, Tensor branch, bool with_bias) const {
@@ -204,7 +222,7 @@ void AttentionBlock::attend_backward(const Pass& pass) const {
   const Tensor dout = rows_of(divided ? dattended_by_head_ : dattended_, whole);
   const Tensor dqkv = rows_of(divided ? dqkv_by_head_ : dqkv_, in_later(whole));
   if (divided) {
-    context_.cp.scatter_heads(pass.sequences, rows_of(dattended_, pass), dout, {qkv_sections()[0]});
+    context_.cp.scatter_heads(pass.sequences, rows_of(dattended_, pass), dout, attended_sections());
   }
   context_.device.attention_backward(
       {.shape = shape,
@@ -222,6 +240,10 @@ void AttentionBlock::attend_backward(const Pass& pass) const {
 }
 
 void AttentionBlock::project_backward(const Pass& pass, Tensor dbranch, Tensor dstream) const {
+  if (latents_ && again_.latents) {
+    latents_->forward_again(pass, own_qkv(pass));
+    scatter_qkv(pass);
+  }
   if (again_.core_attention) attend(pass);
   proj_linear_.backward_input(pass, {dbranch, dbranch_amax_.in(pass.slot)},
                               rows_of(dattended_, pass));
@@ -248,26 +270,34 @@ void AttentionBlock::weight_grads(const Pass& pass) const {
   TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
   proj_linear_.backward_weight_later(pass, rows_of(attended_, pass), dbranch, later_dstream(pass));
   entering.finish();
+  if (latents_) return latents_->backward_weights(pass, x);
   const Tensor dqkv = own_dqkv(pass);
   qkv_linear_.backward_weight_later(pass, x, dqkv, dqkv);
+}
+
+void AttentionBlock::qkv_backward(const Pass& pass, Tensor dnormed) const {
+  const Tensor dqkv = own_dqkv(pass);
+  if (latents_) return latents_->backward_input(pass, dqkv, dnormed);
+  qkv_linear_.backward_input(pass, {dqkv}, dnormed);
 }
 
 void AttentionBlock::backward(const Pass& pass, InputGradient to) const {
   to.dnormed = rows_of(dnormed_, pass);
   to.amax = dinput_amax_.in(pass.slot);
-  const Tensor dqkv = own_dqkv(pass);
   if (later_dstream_) {
     attend_backward(pass);
-    qkv_linear_.backward_input(pass, {dqkv}, to.dnormed);
+    qkv_backward(pass, to.dnormed);
     return backward_to_stream(context_, norm_, pass, to, {});
   }
   const Tensor normed = again_.norms ? norm_.forward(pass) : norm_.normed(pass);
   const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
   TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
   attend_backward(pass);
-  qkv_linear_.backward_input(pass, {dqkv}, to.dnormed);
+  qkv_backward(pass, to.dnormed);
   backward_to_stream(context_, norm_, pass, to, [&] {
     entering.finish();
+    if (latents_) return latents_->backward_weights(pass, x);
+    const Tensor dqkv = own_dqkv(pass);
     qkv_linear_.backward_weight(pass, x, dqkv, dqkv);
   });
 }

@@ -17,6 +17,7 @@
 #include "runtime/model/dispatch.h"
 #include "runtime/model/float8_rows.h"
 #include "runtime/model/input_gradient.h"
+#include "runtime/model/latent_qkv.h"
 #include "runtime/model/linear.h"
 #include "runtime/model/norm.h"
 #include "runtime/model/shared_expert.h"
@@ -87,6 +88,8 @@ class AttentionBlock {
   // Where q, k and v of the rank's own tokens are made, and from there to attention's result of
   // these (of a pass as the rank has it).
   Tensor own_qkv(const Pass& pass) const;
+  // From there to those of the rank's heads, where the sequence is divided.
+  void scatter_qkv(const Pass& pass) const;
   void attend(const Pass& pass) const;
   // From the gradient of that result to those of q, k and v of the rank's own tokens.
   void attend_backward(const Pass& pass) const;
@@ -96,7 +99,10 @@ class AttentionBlock {
   Tensor later_dstream(const Pass& pass) const {
     return stream_rows_of(context_, later_dstream_, in_later(pass));
   }
+  // From there on to the rank's part of the gradient of the normalised stream.
+  void qkv_backward(const Pass& pass, Tensor dnormed) const;
   ContextParallel::Sections qkv_sections() const;
+  ContextParallel::Sections attended_sections() const;
 
   const BlockContext& context_;
   int64_t layer_;
@@ -104,7 +110,8 @@ class AttentionBlock {
   int64_t heads_, kv_heads_;  // of this rank's attention
   Norm norm_;
   BranchEnd end_;
-  Linear qkv_linear_, proj_linear_;
+  Linear qkv_linear_, proj_linear_;  // the first of no latents
+  std::optional<LatentQkv> latents_;
   WholeNorm whole_norm_;
   Parameter q_norm_, k_norm_;
   // `_by_head`: of all tokens of the rank's heads, where the sequence is divided.

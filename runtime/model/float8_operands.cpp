@@ -13,8 +13,7 @@ Buffer number_of(const BlockContext& context, int64_t layer, const std::string& 
   if (!context.arena.find(layer_buffer(layer, slot.c_str()) + kFloat8Forward)) return {};
   const auto linear = std::find(kLinearSlots.begin(), kLinearSlots.end(), slot);
   Buffer all = context.arena.get(kFloat8Operands);
-  const auto linears = static_cast<int64_t>(kLinearSlots.size());
-  const int64_t at = layer * linears + (linear - kLinearSlots.begin());
+  const int64_t at = layer * linear_slots(context.shape) + (linear - kLinearSlots.begin());
   all.tensor = all.tensor.slice(kFloat8Numbers * at + number, 1);
   return all;
 }

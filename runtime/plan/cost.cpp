@@ -18,7 +18,18 @@ double seen_positions(int64_t sliding_window, int64_t seq) {
 }
 
 double attention_flops(const ModelShape& shape, int64_t sliding_window, int64_t seq) {
-  return 12 * static_cast<double>(shape.query_width()) * seen_positions(sliding_window, seq);
+  // Scores, and values by their weights; backward twice each.
+  return 6 * static_cast<double>(shape.query_width() + shape.context_width()) *
+         seen_positions(sliding_window, seq);
+}
+
+// Elements of the matrices that make queries, keys and values.
+int64_t qkv_weights(const ModelShape& shape) {
+  const int64_t h = shape.hidden, q = shape.query_width();
+  if (!shape.has_latents()) return h * (q + shape.key_width() + shape.value_width());
+  const ModelShape::Latent& latent = shape.latent;
+  const int64_t queries = latent.q_rank > 0 ? latent.q_rank * (h + q) : h * q;
+  return queries + h * shape.latent_width() + latent.kv_rank * shape.heads * shape.latent_pair();
 }
 
 // What one of ModelShape::full_layers has beyond a layer with the window.
@@ -30,13 +41,12 @@ double flops_beyond_window(const ModelShape& shape, int64_t seq) {
 
 double flops_per_token_of_layer(const ModelShape& shape, int64_t seq) {
   const auto h = static_cast<double>(shape.hidden);
-  const auto q = static_cast<double>(shape.query_width());
-  const auto kv = static_cast<double>(shape.kv_width());
   double mlp = static_cast<double>((shape.mlp_parts() + 1) * shape.active_ffn()) * h;
   // The router, and the gate.
   if (shape.experts > 0)
     mlp += h * static_cast<double>(shape.experts + (shape.shared_gate ? 1 : 0));
-  const double attention = h * (q + 2 * kv) + q * h;
+  const double attention =
+      static_cast<double>(qkv_weights(shape) + shape.context_width() * shape.hidden);
   return 6 * (mlp + attention) + attention_flops(shape, shape.sliding_window, seq);
 }
 

@@ -7,11 +7,22 @@ namespace mtl {
 
 std::vector<LocalLinear> layer_linears(const ModelShape& shape, int tp, int ep) {
   const int64_t h = shape.hidden;
-  const int64_t context = shape.heads / tp * shape.head_dim;
-  const int64_t qkv = context + 2 * local_kv_heads(shape, tp) * shape.head_dim;
+  const int64_t context = shape.heads / tp * shape.value_dim();
   const int64_t ffn = shape.ffn / tp, up = shape.mlp_parts() * ffn;
   const int64_t dense = shape.dense_ffn() / tp;
-  std::vector<LocalLinear> linears = {{kLinearSlots[0], h, qkv}, {kLinearSlots[1], context, h}};
+  std::vector<LocalLinear> linears;
+  const int64_t queries = shape.heads / tp * shape.head_dim;
+  if (shape.has_latents()) {
+    const ModelShape::Latent& latent = shape.latent;
+    if (latent.q_rank > 0) linears.push_back({kLinearSlots[4], h, latent.q_rank});
+    linears.push_back({kLinearSlots[5], latent.q_rank > 0 ? latent.q_rank : h, queries});
+    linears.push_back({kLinearSlots[6], h, shape.latent_width()});
+    linears.push_back({kLinearSlots[7], latent.kv_rank, shape.heads / tp * shape.latent_pair()});
+  } else {
+    linears.push_back(
+        {kLinearSlots[0], h, queries + 2 * local_kv_heads(shape, tp) * shape.head_dim});
+  }
+  linears.push_back({kLinearSlots[1], context, h});
   if (dense > 0) {
     linears.push_back({kLinearSlots[2], h, shape.mlp_parts() * dense});
     linears.push_back({kLinearSlots[3], dense, h});
@@ -37,13 +48,14 @@ std::vector<LocalLinear> float8_linears(const ModelShape& shape, int64_t seq, in
 
 Float8Linears float8_kinds(const ModelShape& shape, int64_t seq, int tp) {
   Float8Linears kinds;
+  bool* const of_slot[] = {&kinds.qkv,    &kinds.proj, &kinds.up,      &kinds.down,
+                           &kinds.q_down, &kinds.q,    &kinds.kv_down, &kinds.kv};
   const int one_expert = static_cast<int>(std::max<int64_t>(1, shape.experts));
   for (const LocalLinear& linear : float8_linears(shape, seq, tp, one_expert)) {
     kinds.experts = kinds.experts || linear.expert >= 0;
-    kinds.qkv = kinds.qkv || linear.slot == kLinearSlots[0];
-    kinds.proj = kinds.proj || linear.slot == kLinearSlots[1];
-    kinds.up = kinds.up || linear.slot == kLinearSlots[2];
-    kinds.down = kinds.down || linear.slot == kLinearSlots[3];
+    for (size_t i = 0; i < kLinearSlots.size(); ++i) {
+      if (linear.slot == kLinearSlots[i]) *of_slot[i] = true;
+    }
   }
   return kinds;
 }

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -36,8 +37,14 @@ struct Float8 {
 };
 
 // The linears of a layer that are no expert's, in the order of layer_linears(); beside experts the
-// last two are those of the block that all tokens go through.
-inline constexpr std::array kLinearSlots = {"attn.qkv", "attn.proj", "mlp.up", "mlp.down"};
+// last two of the first four are those of the block that all tokens go through.
+// The last four make queries, keys and values of latents, in place of the first.
+inline constexpr std::array kLinearSlots = {"attn.qkv",    "attn.proj", "mlp.up",       "mlp.down",
+                                            "attn.q_down", "attn.q",    "attn.kv_down", "attn.kv"};
+// How many of them a model may have.
+inline int64_t linear_slots(const ModelShape& shape) {
+  return shape.has_latents() ? std::ssize(kLinearSlots) : std::ssize(kLinearSlots) - 4;
+}
 
 // A linear of a layer, as a rank of `tp` x `ep` has it. An expert's is named by its place on the
 // rank, expert_slot(0, "up") the first, since every rank has others there.
@@ -47,8 +54,8 @@ struct LocalLinear {
   int64_t expert = -1;    // of one: its place,
   const char* part = "";  // and "up" or "down"
 };
-// All of a layer; and those of them that FP8 takes, for sequences of `seq` tokens. What an expert's
-// linears are given is filled up to such a number of rows.
+// All of a layer; and those of them that FP8 takes, for sequences of `seq` tokens.
+// What an expert's linears are given is filled up to such a number of rows.
 std::vector<LocalLinear> layer_linears(const ModelShape& shape, int tp, int ep);
 std::vector<LocalLinear> float8_linears(const ModelShape& shape, int64_t seq, int tp, int ep);
 int64_t float8_filled_up(int64_t rows);
@@ -56,6 +63,7 @@ int64_t float8_filled_up(int64_t rows);
 // Which of a layer's linears these are, for those who only count; one expert speaks for all.
 struct Float8Linears {
   bool qkv = false, proj = false, up = false, down = false, experts = false;
+  bool q_down = false, q = false, kv_down = false, kv = false;  // of latents
 };
 Float8Linears float8_kinds(const ModelShape& shape, int64_t seq, int tp);
 
@@ -69,7 +77,7 @@ inline constexpr const char* kFloat8Amax = "fp8.amax";
 // Numbers that belong together, f32: the inverse of a scale comes first, at a multiple of 16 bytes,
 // since cuBLASLt has no product whose scales lie elsewhere.
 inline constexpr int64_t kFloat8Numbers = 4;
-// Of x and dy of the linears of all layers, [layers, kLinearSlots, kFloat8Numbers], in the slot:
+// Of x and dy of the linears of all layers, [layers, linear_slots(), kFloat8Numbers], in the slot:
 // the inverse of the scale of x, which backward needs again, the largest |x|, and the largest |dy|.
 inline constexpr const char* kFloat8Operands = "fp8.operands";
 // x along the tokens, [in, tokens], behind the layer's and the linear's name: where forward makes

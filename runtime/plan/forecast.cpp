@@ -33,7 +33,8 @@ double master_bytes(const Software& software, DType compute) {
 double full_flops_per_token(const ModelShape& model, int64_t seq) {
   ModelShape whole = model;
   whole.sliding_window = 0;
-  const auto other_half = static_cast<double>(6 * model.query_width() * model.layers * seq);
+  const auto other_half =
+      static_cast<double>(3 * (model.query_width() + model.context_width()) * model.layers * seq);
   return flops_per_token_of_layers(whole, seq, 0, model.layers) + other_half +
          flops_per_token_of_head(model);
 }
@@ -52,11 +53,12 @@ double hardware_flops_per_token(const ModelShape& model, int64_t seq, const Layo
     }
     return all + layers / 3 * made_again / flops_per_token_of_layers(model, seq, 0, model.layers);
   }
-  if (!recompute.core_attention && !recompute.mlp) return all;
-  int64_t attend_again = 0, mixtures_again = 0, dense_again = 0;  // layers
+  if (!recompute.core_attention && !recompute.mlp && !recompute.latents) return all;
+  int64_t attend_again = 0, latents_again = 0, mixtures_again = 0, dense_again = 0;  // layers
   for (const auto& stage : layout_chunks({.model = model, .seq = seq}, layout)) {
     for (const ChunkRange& chunk : stage) {
       attend_again += recompute.core_attention.of(chunk);
+      if (model.has_latents()) latents_again += recompute.latents.of(chunk);
       const int64_t mlps = recompute.mlp.of(chunk);
       const int64_t mixtures = model.mixtures_in(chunk.first_layer, chunk.first_layer + mlps);
       mixtures_again += mixtures;
@@ -65,7 +67,11 @@ double hardware_flops_per_token(const ModelShape& model, int64_t seq, const Layo
   }
   const int64_t ffn =
       mixtures_again * model.active_ffn() + dense_again * model.of_dense_layers().active_ffn();
-  return all + 4.0 * static_cast<double>(model.query_width() * attend_again * seq) +
+  const int64_t widths = model.query_width() + model.context_width();
+  const int64_t ups = model.latent.q_rank * model.query_width() +
+                      model.latent.kv_rank * model.heads * model.latent_pair();
+  return all + 2.0 * static_cast<double>(widths * attend_again * seq) +
+         2.0 * static_cast<double>(ups * latents_again) +
          2.0 * static_cast<double>((model.mlp_parts() + 1) * ffn * model.hidden);
 }
 

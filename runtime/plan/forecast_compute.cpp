@@ -50,10 +50,11 @@ struct PassSizes {
         h(static_cast<double>(work.model.hidden)),
         q(static_cast<double>(work.model.query_width()) / layout.tp),
         kv(static_cast<double>(local_kv_heads(work.model, layout.tp) * work.model.head_dim)),
+        context(static_cast<double>(work.model.context_width()) / layout.tp),
         ffn(static_cast<double>(work.model.ffn) / layout.tp),
         parts(static_cast<double>(work.model.mlp_parts())),
         element(static_cast<double>(bytes_of(work.compute))) {}
-  double n, stream, h, q, kv, ffn, parts, element;
+  double n, stream, h, q, kv, context, ffn, parts, element;
 };
 
 // How a linear's operands come to be in FP8, if they are; of which the op that makes them leaves
@@ -102,7 +103,7 @@ void add_attention(PassWork& pass, Work& core, const Workload& work, const Layou
             ? std::min<double>(static_cast<double>(work.model.sliding_window), seq)
             : seq;
     keys = window - window * window / (2 * seq);
-    const double flops = 4 * rows * keys * d.q;
+    const double flops = 2 * rows * keys * (d.q + d.context);
     const double short_seq = cluster.cpu ? 1 : keys / (keys + 128);
     const double head = std::min(1.0, static_cast<double>(work.model.head_dim) / 128.0 * 0.3 + 0.7);
     const bool cores = !cluster.cpu && software.tensor_core_head > 0 &&
@@ -110,7 +111,8 @@ void add_attention(PassWork& pass, Work& core, const Workload& work, const Layou
     const DType rate = cores ? DType::f32 : work.compute;  // of the CUDA cores, or of tensor cores
     // What has no kernel for Hopper's wgmma.
     const bool wide = !cluster.cpu && cluster.gpu.major >= 9 &&
-                      (work.model.head_dim > 128 || work.model.attention_cap > 0);
+                      (work.model.head_dim > 128 || work.model.attention_cap > 0 ||
+                       work.model.value_dim() != work.model.head_dim);
     const double peak = peak_flops(cluster.gpu, rate) * cluster.clock * short_seq *
                         (cluster.cpu ? 1 : head) * (wide && !cores ? software.wide_heads : 1);
     core.attention = flops / (peak * cluster.attention_forward) + cluster.kernel_s;
@@ -123,7 +125,8 @@ void add_attention(PassWork& pass, Work& core, const Workload& work, const Layou
     constexpr double kDepth = 96;
     const double peak = peak_flops(cluster.gpu, work.compute) * cluster.matmul_share;
     const double reached = head / (head + kDepth);
-    const double one = 2 * rows * seq * d.q / (peak * reached * cluster.clock);
+    // The mean of Q K^T and P V.
+    const double one = rows * seq * (d.q + d.context) / (peak * reached * cluster.clock);
     const double scores = batch * heads * seq * seq;
     // Write scores (2), scale + mask + softmax in one kernel (4), dropout (5: with its mask), read
     // (2); backward: write dP (2), dropout (5), softmax (6), two products read P, dS, dS (6).
@@ -133,6 +136,44 @@ void add_attention(PassWork& pass, Work& core, const Workload& work, const Layou
     pass.backward.attention += 4 * one + stream_time(cluster, backward_bytes);
   }
   pass.forward += core;
+}
+
+// What makes queries, keys and values of latents: products, the norms between them, and what puts
+// the heads together, which reads and writes them once.
+// Returns what of it recompute may make again.
+Work add_latents(PassWork& pass, const Workload& work, const LayoutChoice& layout,
+                 const Cluster& cluster, const Software& software, const PartsAgain& parts,
+                 const PassSizes& d) {
+  const ModelShape& model = work.model;
+  const auto q_rank = static_cast<double>(model.latent.q_rank);
+  const auto kv_rank = static_cast<double>(model.latent.kv_rank);
+  const double pairs = static_cast<double>(model.heads * model.latent_pair()) / layout.tp;
+  Work again;
+  const Float8Linears fp8 =
+      layout.float8.on ? float8_kinds(model, work.seq / layout.cp, layout.tp) : Float8Linears{};
+  const bool keeps = software.keeps_float8_x && !parts.norms && !parts.latents &&
+                     layout.recompute.full == Recompute::Full::none;
+  // `up`: behind a norm. In FP8 what they made is rounded once more for the weights' products.
+  const auto linear = [&](bool taken, double out, double in, bool up) {
+    PassWork one;
+    add_linear(one, cluster, d.n, out, in, {taken, software.float8, false, false, up && keeps},
+               work.compute, software.main_grad_bytes);
+    pass.forward += one.forward;
+    pass.backward += one.backward;
+    pass.later += one.later;
+    if (taken) pass.backward.memory_bound += stream_time(cluster, 3 * d.n * out);
+    if (up) again += one.forward;
+  };
+  if (q_rank > 0) linear(fp8.q_down, q_rank, d.h, false);
+  linear(fp8.q, d.q, q_rank > 0 ? q_rank : d.h, q_rank > 0);
+  linear(fp8.kv_down, static_cast<double>(model.latent_width()), d.h, false);
+  linear(fp8.kv, pairs, kv_rank, true);
+  const double norms = 4 * (q_rank + kv_rank), heads = d.q + pairs + 2 * d.q + d.context;
+  const double traffic = d.n * software.elementwise * d.element;
+  pass.forward.memory_bound += stream_time(cluster, (norms + heads) * traffic);
+  pass.backward.memory_bound += stream_time(cluster, (1.5 * norms + heads) * traffic);
+  again.memory_bound += stream_time(cluster, heads * traffic);
+  return again;
 }
 
 }  // namespace
@@ -158,9 +199,14 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
   const auto linear = [&](bool taken, bool x_found, bool dy_found, bool x_kept = false) {
     return Rounding{taken, software.float8, x_found, dy_found, x_kept && keeps};
   };
-  add_linear(pass, cluster, d.n, d.q + 2 * d.kv, d.h,
-             linear(fp8.qkv, norm_x, false, norm_x && !parts.norms), work.compute, grads);
-  add_linear(pass, cluster, d.n, d.h, d.q, linear(fp8.proj, false, norm_dy && !parallel),
+  Work qkv_again;
+  if (model.has_latents()) {
+    qkv_again = add_latents(pass, work, layout, cluster, software, parts, d);
+  } else {
+    add_linear(pass, cluster, d.n, d.q + 2 * d.kv, d.h,
+               linear(fp8.qkv, norm_x, false, norm_x && !parts.norms), work.compute, grads);
+  }
+  add_linear(pass, cluster, d.n, d.h, d.context, linear(fp8.proj, false, norm_dy && !parallel),
              work.compute, grads);
   Work core;
   add_attention(pass, core, work, layout, cluster, software, d);
@@ -217,7 +263,7 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
   // Layers that rotate nothing are counted into all alike.
   const double rotated =
       1 - static_cast<double>(model.unrotated_layers.size()) / static_cast<double>(model.layers);
-  const double rope = model.position == PositionType::rope
+  const double rope = model.position == PositionType::rope && !model.has_latents()
                           ? d.n * 2 * (d.q + d.kv) * model.rope_fraction * rotated
                           : 0;
   const double active = static_cast<double>(model.active_ffn()) / layout.tp;
@@ -260,6 +306,7 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
     pass.again.memory_bound = forward;
   } else if (!whole) {
     if (parts.core_attention) pass.again += core;
+    if (parts.latents) pass.again += qkv_again;
     if (parts.norms) pass.again.memory_bound += stream_time(cluster, norms_before * traffic);
     if (parts.mlp) {
       pass.again += mlp;

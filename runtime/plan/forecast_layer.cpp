@@ -18,7 +18,7 @@ LayerKept kept_by_layer(const Workload& work, const LayoutChoice& layout, const 
   if (layout.keep_every_second) {
     // The input, Q and V, attention's output, the gate (or what goes up), and the product down; and
     // while a layer is made again all it has.
-    const double kv = d.kv_heads * static_cast<double>(model.head_dim);
+    const double kv = d.kv_heads * static_cast<double>(model.head_dim + model.value_dim()) / 2;
     kept.always = kept.input + d.n * (d.context + kv + d.context + d.ffn) * d.e + kept.input;
     kept.again = d.n * (2 * d.h + 2 * kv + (d.parts + 1) * d.ffn) * d.e;
     return kept;
@@ -36,7 +36,19 @@ LayerKept kept_by_layer(const Workload& work, const LayoutChoice& layout, const 
     save_x(d.fp8.qkv, d.stream, d.h, recompute.norms);
   }
   if (model.norms_outputs()) save(2 * d.stream * (d.h * d.e + statistics * 4));
-  save(d.n * d.own_qkv * d.e);
+  const auto q_rank = static_cast<double>(model.latent.q_rank);
+  const bool qkv_again = recompute.latents && model.has_latents();
+  const auto save_latent = [&](double rank, bool fp8) {
+    save(d.n * (rank * d.e + (rank > 0 ? 4 : 0)));
+    save_x(fp8 && !qkv_again, d.n, rank, recompute.norms);
+  };
+  save_latent(q_rank, d.fp8.q);
+  save_latent(static_cast<double>(model.latent.kv_rank), d.fp8.kv);
+  save(d.n * d.own_qkv * d.e, qkv_again);
+  if (qkv_again) {
+    save(d.n * static_cast<double>(model.latent.rope_dim) * d.e);
+    if (q_rank == 0) save(d.n * d.queries() * d.e);
+  }
   if (model.qk_norm_whole) {
     save(d.n * (d.heads + d.kv_heads) * static_cast<double>(model.head_dim) * d.e + 2 * d.n * 4);
   } else if (model.qk_norm) {
@@ -52,7 +64,8 @@ LayerKept kept_by_layer(const Workload& work, const LayoutChoice& layout, const 
   const bool alone = model.experts == 0;
   if (layout.weights_later && recompute.leaves_weights()) {
     const double blocks = model.parallel_residual || (!alone && d.shared == 0) ? 1 : 2;
-    double elements = blocks * d.stream * d.h + d.n * d.qkv + d.expert_rows * d.parts * d.ffn;
+    const double qkv = model.has_latents() ? d.latents_kept : d.qkv;
+    double elements = blocks * d.stream * d.h + d.n * qkv + d.expert_rows * d.parts * d.ffn;
     if (!alone) {
       elements += d.expert_rows * d.h + d.n * static_cast<double>(model.experts);
       elements += d.n * (d.parts * d.shared + (model.shared_gate ? 1 : 0));
@@ -79,6 +92,11 @@ LayerKept kept_by_layer(const Workload& work, const LayoutChoice& layout, const 
 double float8_weights(const ModelShape& model, const LayoutChoice& layout, const KeptSizes& d) {
   double elements = 0;
   if (d.fp8.qkv) elements += d.h * d.qkv;
+  const auto q_rank = static_cast<double>(model.latent.q_rank);
+  if (d.fp8.q_down) elements += d.h * q_rank;
+  if (d.fp8.q) elements += (q_rank > 0 ? q_rank : d.h) * d.queries();
+  if (d.fp8.kv_down) elements += d.h * static_cast<double>(model.latent_width());
+  if (d.fp8.kv) elements += static_cast<double>(model.latent.kv_rank) * d.pairs();
   if (d.fp8.proj) elements += d.context * d.h;
   if (d.fp8.up) elements += d.h * d.parts * d.dense();
   if (d.fp8.down) elements += d.dense() * d.h;
@@ -104,6 +122,11 @@ double mlp_backward(const ModelShape& model, const LayoutChoice& layout, const K
   return mlp;
 }
 
+double qkv_of(const ModelShape& model, double heads, double kv_heads) {
+  return (heads + kv_heads) * static_cast<double>(model.head_dim) +
+         kv_heads * static_cast<double>(model.value_dim());
+}
+
 }  // namespace
 
 KeptSizes::KeptSizes(const Workload& work, const LayoutChoice& layout, const Software& software)
@@ -112,11 +135,15 @@ KeptSizes::KeptSizes(const Workload& work, const LayoutChoice& layout, const Sof
       h(static_cast<double>(work.model.hidden)),
       heads(static_cast<double>(work.model.heads) / layout.tp),
       kv_heads(static_cast<double>(local_kv_heads(work.model, layout.tp))),
-      context(heads * static_cast<double>(work.model.head_dim)),
-      qkv((heads + 2 * kv_heads) * static_cast<double>(work.model.head_dim)),
+      context(heads * static_cast<double>(work.model.value_dim())),
+      qkv(qkv_of(work.model, heads, kv_heads)),
       ffn(static_cast<double>(work.model.ffn) / layout.tp),
       shared(work.model.experts > 0 ? static_cast<double>(work.model.shared_ffn) / layout.tp : 0),
       rows(n * static_cast<double>(work.model.active_experts())),
+      head_dim(static_cast<double>(work.model.head_dim)),
+      latent_pair(static_cast<double>(work.model.latent_pair())),
+      latents_kept(0),
+      latents(0),
       travels(software.expert_room && layout.ep > 1),
       expert_rows(travels ? static_cast<double>(mtl::expert_rows(
                                 work.model, static_cast<int64_t>(n), layout.ep, work.ep_room))
@@ -128,10 +155,17 @@ KeptSizes::KeptSizes(const Workload& work, const LayoutChoice& layout, const Sof
                        ? layout.cp *
                              static_cast<double>(local_kv_heads(work.model, layout.tp * layout.cp))
                        : kv_heads),
-      own_qkv((heads + 2 * own_kv_heads) * static_cast<double>(work.model.head_dim)),
+      own_qkv(qkv_of(work.model, heads, own_kv_heads)),
       copies(exchanges_heads(work.model, layout, software) ? 2 : 1),
       fp8(layout.float8.on ? float8_kinds(work.model, work.seq / layout.cp, layout.tp)
-                           : Float8Linears{}) {}
+                           : Float8Linears{}) {
+  const ModelShape& model = work.model;
+  if (!model.has_latents()) return;
+  const auto q_rank = static_cast<double>(model.latent.q_rank);
+  const auto kv_rank = static_cast<double>(model.latent.kv_rank);
+  latents_kept = queries() + pairs() + static_cast<double>(model.latent_width()) + q_rank;
+  latents = latents_kept + kv_rank + std::max(q_rank, kv_rank);
+}
 
 LayerMemory::LayerMemory(const Workload& w, const LayoutChoice& l, const Software& s)
     : d(w, l, s),

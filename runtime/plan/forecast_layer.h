@@ -13,6 +13,11 @@ namespace mtl {
 struct KeptSizes {
   KeptSizes(const Workload& work, const LayoutChoice& layout, const Software& software);
   double n, stream, h, heads, kv_heads, context, qkv, ffn, shared, rows;
+  // Of latent attention, on the way to qkv: as many columns of scratch, of which backward leaves
+  // the first so many for later.
+  double head_dim, latent_pair, latents_kept, latents;
+  double queries() const { return heads * head_dim; }
+  double pairs() const { return heads * latent_pair; }
   double dense() const { return shared > 0 ? shared : ffn; }  // of the linears that are no expert's
   bool travels;                                               // rows, to experts of other ranks,
   double expert_rows;  // and so many have room at those of a rank

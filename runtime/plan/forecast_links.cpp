@@ -121,6 +121,22 @@ void leave_for_later(const LinkInput& in, LinkPart& part) {
   part.wire_leaves = gathered * (layout.tp - 1.0) / layout.tp * activation;
 }
 
+// traffic.cpp, add_shared_params(): gradients of what makes latents, which every rank has whole,
+// are summed when those of a step are there (with ZeRO-2 and 3 of a micro-batch).
+void add_latent_sums(const LinkInput& in, LinkPart& part) {
+  const LayoutChoice& layout = in.layout;
+  const ModelShape& model = in.model();
+  const ModelShape::Latent& latent = model.latent;
+  const int64_t elements =
+      model.hidden * (latent.q_rank + model.latent_width()) + latent.q_rank + latent.kv_rank;
+  const int64_t micro_batches = in.work.global_batch / (layout.micro_batch * layout.replicas());
+  const auto rounds = static_cast<double>(layout.zero >= 2 ? 1 : micro_batches);
+  const double bytes = 4 * static_cast<double>(elements);
+  part.backward +=
+      all_reduce_time(group_link(in.cluster, layout.tp, 1, layout.world()), bytes) / rounds;
+  part.wire += 2 * (layout.tp - 1.0) / layout.tp * bytes / rounds;
+}
+
 // A norm of all of a token's heads: two sums for each, forward and backward, that are waited for.
 void add_norm_sums(const LinkInput& in, LinkPart& part) {
   const LayoutChoice& layout = in.layout;
@@ -141,10 +157,13 @@ LinkPart exchange_part(const LinkInput& in) {
   const LayoutChoice& layout = in.layout;
   const ModelShape& model = in.model();
   const int parts = layout.tp * layout.cp;
-  const double of_head =
-      in.tokens() * layout.cp * static_cast<double>(model.head_dim) * in.element();
-  const double attended = static_cast<double>(model.heads) / parts * of_head;
-  const double qkv = attended + 2 * static_cast<double>(local_kv_heads(model, parts)) * of_head;
+  const double of_all = in.tokens() * layout.cp * in.element();
+  const double heads = static_cast<double>(model.heads) / parts;
+  const auto kv_heads = static_cast<double>(local_kv_heads(model, parts));
+  const auto head = static_cast<double>(model.head_dim);
+  const auto value = static_cast<double>(model.value_dim());
+  const double attended = of_all * heads * value;
+  const double qkv = of_all * ((heads + kv_heads) * head + kv_heads * value);
   const auto once = [&](double bytes) {
     const auto sequences = static_cast<double>(layout.micro_batch);
     return sequences *
@@ -160,10 +179,15 @@ LinkPart exchange_part(const LinkInput& in) {
   if (in.forwards_again()) {
     part.again = part.forward;
     part.wire_again = sent * (qkv + attended);
-  } else if (in.parts.core_attention) {
-    part.again = once(attended);
-    part.wire_again = sent * attended;
+    return part;
   }
+  double made_again = in.parts.core_attention ? attended : 0;
+  if (in.parts.core_attention) part.again += once(attended);
+  if (in.parts.latents && model.has_latents()) {
+    part.again += once(qkv);
+    made_again += qkv;
+  }
+  part.wire_again = sent * made_again;
   return part;
 }
 
@@ -171,8 +195,9 @@ LinkPart exchange_part(const LinkInput& in) {
 // the block before; backward twice as many bytes (gradients travel too).
 LinkPart ring_part(const LinkInput& in) {
   const LayoutChoice& layout = in.layout;
-  const double kv = 2 * in.tokens() * static_cast<double>(local_kv_heads(in.model(), layout.tp)) *
-                    static_cast<double>(in.model().head_dim) * in.element();
+  const double kv = in.tokens() * static_cast<double>(local_kv_heads(in.model(), layout.tp)) *
+                    static_cast<double>(in.model().head_dim + in.model().value_dim()) *
+                    in.element();
   const GroupLink link = group_link(in.cluster, layout.cp, layout.tp, layout.world());
   const double nic = in.cluster.nic_rate * in.cluster.nic_share;
   const double rate = link.between_nodes ? std::min(link.rate, nic) : link.rate;
@@ -225,6 +250,7 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
     links.tensor = tensor_part(in);
     leave_for_later(in, links.tensor);
     if (work.model.qk_norm_whole) add_norm_sums(in, links.tensor);
+    if (work.model.has_latents()) add_latent_sums(in, links.tensor);
   }
   if (layout.cp > 1) {
     links.context =

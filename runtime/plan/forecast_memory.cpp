@@ -175,11 +175,16 @@ double scratch_of(const MemoryInput& in, bool head, bool sends) {
     // x, and dy in both orientations, of the widest linears; of experts rows, or dy, and x.
     const auto of = [](bool taken, double width) { return taken ? width : 0; };
     double widest_in = 0, widest_out = 0;
+    const auto q_rank = static_cast<double>(model.latent.q_rank);
+    const auto kv_rank = static_cast<double>(model.latent.kv_rank);
     const auto widen = [&](const KeptSizes& k) {
       widest_in = std::max({widest_in, of(k.fp8.qkv || k.fp8.up, k.h), of(k.fp8.proj, k.context),
-                            of(k.fp8.down, k.dense())});
+                            of(k.fp8.down, k.dense()), of(k.fp8.q_down || k.fp8.kv_down, k.h),
+                            of(k.fp8.q, q_rank > 0 ? q_rank : k.h), of(k.fp8.kv, kv_rank)});
       widest_out = std::max({widest_out, of(k.fp8.qkv, k.qkv), of(k.fp8.proj || k.fp8.down, k.h),
-                             of(k.fp8.up, k.parts * k.dense())});
+                             of(k.fp8.up, k.parts * k.dense()), of(k.fp8.q_down, q_rank),
+                             of(k.fp8.q, k.queries()), of(k.fp8.kv, k.pairs()),
+                             of(k.fp8.kv_down, static_cast<double>(model.latent_width()))});
     };
     widen(d);
     if (in.dense) widen(in.dense->d);
@@ -189,7 +194,7 @@ double scratch_of(const MemoryInput& in, bool head, bool sends) {
       always += d.expert_rows * (std::max(wide, back) + wide);
     }
   }
-  double phase = d.n * (d.context + d.qkv + d.h) * d.e;
+  double phase = d.n * (d.context + d.qkv + d.latents + d.h) * d.e;
   if (d.copies > 1) {
     const auto sequences = static_cast<double>(layout.micro_batch);
     phase += d.n * (d.context + (1 + 1 / sequences) * d.own_qkv) * d.e;

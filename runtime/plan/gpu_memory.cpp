@@ -13,7 +13,7 @@ namespace {
 // What Linear::backward_weight is given as the gradient of a bias; experts have none.
 std::vector<KernelNeeds::Matrix> bias_gradients(const ModelShape& shape, const RankDims& d) {
   std::vector<KernelNeeds::Matrix> biases;
-  if (shape.qkv_bias) biases.push_back({d.n, d.qkv});
+  if (shape.qkv_bias && !shape.has_latents()) biases.push_back({d.n, d.qkv});
   if (!shape.bias) return biases;
   biases.push_back({d.stream, d.h});
   biases.push_back({d.n, shape.mlp_parts() * d.ffn});
@@ -43,13 +43,16 @@ KernelNeeds kernel_needs(const ModelShape& shape, const MemoryNeeds& needs,
   const bool layers = std::any_of(needs.chunks.begin(), needs.chunks.end(),
                                   [](const ChunkRange& chunk) { return chunk.layers > 0; });
   if (layers) {
-    kernels.attention = {needs.micro_batch, needs.seq, d.own_heads, d.head_dim};
+    kernels.attention = {needs.micro_batch, needs.seq, d.own_heads, d.head_dim, d.value_dim};
     kernels.attention_room = memory.find(kAttentionRoom)->bytes;
     if (shape.qk_norm_whole) {
       kernels.wide_norm_rows = d.n;
       kernels.wide_norm_cols = d.context;
     } else if (shape.qk_norm) {
       kernels.head_norm_rows = d.all;
+    }
+    if (shape.has_latents()) {
+      kernels.latent_norms = {{d.n, shape.latent.q_rank}, {d.n, shape.latent.kv_rank}};
     }
     kernels.biases = bias_gradients(shape, d);
     kernels.routed_tokens = d.n;

@@ -15,13 +15,17 @@ FirstLayers first_of_layers(int64_t layers, int64_t most) {
 }
 
 // The parts of layers in the order of what they cost for the bytes that they leave free: norms and
-// activations are made again at the rate of memory, but SwiGLU reads twice what it writes; what
-// goes into an activation is a matrix product. The first `layers` of `most` for each of the three,
-// one after the other.
-Recompute parts_of_layers(int64_t layers, int64_t most) {
+// activations are made again at the rate of memory, but SwiGLU reads twice what it writes; heads
+// are thin products of latents, where there are such, and what goes into an activation is one of
+// the whole stream. The first `layers` of `most` for each of them, one after the other.
+Recompute parts_of_layers(const ModelShape& model, int64_t layers, int64_t most) {
   Recompute recompute;
   recompute.norms = first_of_layers(layers, most);
   recompute.mlp_activation = first_of_layers(layers - most, most);
+  if (model.has_latents()) {
+    layers -= most;
+    recompute.latents = first_of_layers(layers - most, most);
+  }
   recompute.mlp = first_of_layers(layers - 2 * most, most);
   if (recompute.mlp.all()) recompute.mlp_activation = false;
   return recompute;
@@ -68,10 +72,14 @@ std::optional<Recompute> least_recompute(const Workload& work, LayoutChoice layo
     return end;
   };
   std::optional<Recompute> some;
-  if (fits(parts_of_layers(3 * most, most))) {
-    const int64_t layers = fewest(parts_of_layers, 3 * most);
-    some = parts_of_layers(layers, most);
-    if (layers <= 2 * most) return some;
+  const auto parts = [&](int64_t layers, int64_t of) {
+    return parts_of_layers(work.model, layers, of);
+  };
+  const int64_t before_mlp = (work.model.has_latents() ? 3 : 2) * most;
+  if (fits(parts(before_mlp + most, most))) {
+    const int64_t layers = fewest(parts, before_mlp + most);
+    some = parts(layers, most);
+    if (layers <= before_mlp) return some;
   }
   const Recompute few = whole_layers(fewest(whole_layers, most), most);
   const auto seconds = [&](const Recompute& recompute) {

@@ -119,6 +119,14 @@ inline constexpr const char* kExpertCounts = "expert_counts";
 // of those that it is for (engine/rope_table.h).
 inline constexpr const char* kRopeTable = "rope";
 inline constexpr const char* kWindowRopeTable = "rope.window";
+// Latents of queries, and of keys and values, that a layer keeps: before their norm, and behind it
+// (".rstd", ".normed").
+inline constexpr const char* kQueryLatent = "attn.q_latent";
+inline constexpr const char* kKeyLatent = "attn.kv_latent";
+// Where Q, K and V are made again, also what of the keys is rotated, and queries that have no
+// latent (else these are scratch).
+inline constexpr const char* kRotaryKey = "attn.rotary_key";
+inline constexpr const char* kQueries = "attn.queries";
 // What a GPU's attention may use for its partial results in backward: memory of other phases.
 inline constexpr const char* kAttentionRoom = "attn.room";
 // What backward of a layer leaves for later, beside what forward has kept: gradients of what its
@@ -126,6 +134,11 @@ inline constexpr const char* kAttentionRoom = "attn.room";
 inline constexpr const char* kAttentionStreamLater = "attn.later_dstream";
 inline constexpr const char* kMlpStreamLater = "mlp.later_dstream";
 inline constexpr const char* kQkvLater = "attn.later_dqkv";
+// In place of the last one, of what latent attention makes it of.
+inline constexpr const char* kQueriesLater = "attn.later_dqueries";
+inline constexpr const char* kPairsLater = "attn.later_dpairs";
+inline constexpr const char* kLatentsLater = "attn.later_dlatents";
+inline constexpr const char* kQueryLatentLater = "attn.later_dq_latent";
 inline constexpr const char* kBeforeActLater = "mlp.later_dbefore_act";
 // Of a mixture also: of the experts' rows, times their weights; of the router; and of the block
 // that all tokens go through.

@@ -64,7 +64,26 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
     save_statistics("attn");
     save_x("attn.normed", "attn.qkv", {d.stream, d.h}, recompute.norms);
   }
-  save("attn.qkv", compute, {d.seen, d.own_qkv()});
+  // And of latents, what the norm before their product reads and makes, which is multiplied once
+  // more where Q, K and V are made again.
+  const bool qkv_again = recompute.latents && shape.has_latents();
+  const auto save_latent = [&](const std::string& name, const char* slot, int64_t rank) {
+    save(name, compute, {d.n, rank});
+    save(name + ".rstd", DType::f32, {d.n});
+    const std::string normed = name + ".normed";
+    if (qkv_again) {
+      save(normed, compute, {d.n, rank}, recompute.norms);
+    } else {
+      save_x(normed.c_str(), slot, {d.n, rank}, recompute.norms);
+    }
+  };
+  if (shape.latent.q_rank > 0) save_latent(kQueryLatent, "attn.q", shape.latent.q_rank);
+  if (shape.has_latents()) save_latent(kKeyLatent, "attn.kv", shape.latent.kv_rank);
+  if (qkv_again) {
+    save(kRotaryKey, compute, {d.n, shape.latent.rope_dim});
+    if (shape.latent.q_rank == 0) save(kQueries, compute, {d.n, d.queries});
+  }
+  save("attn.qkv", compute, {d.seen, d.own_qkv()}, qkv_again);
   if (shape.qk_norm_whole) {
     save("attn.raw", compute, {d.n, (d.heads + d.kv_heads) * d.head_dim});
     save("attn.qk_squares", DType::f32, {2, d.n});
@@ -136,7 +155,14 @@ void add_later(ArenaBuilder& arena, const ModelShape& shape, const MemoryNeeds& 
       arena.add(layer_buffer(layer, name), needs.compute, std::move(dims));
     };
     add(kAttentionStreamLater, {d.stream, d.h});
-    add(kQkvLater, {d.n, d.qkv});
+    if (shape.has_latents()) {
+      add(kQueriesLater, {d.n, d.queries});
+      add(kPairsLater, {d.n, d.pairs});
+      add(kLatentsLater, {d.n, shape.latent_width()});
+      if (shape.latent.q_rank > 0) add(kQueryLatentLater, {d.n, shape.latent.q_rank});
+    } else {
+      add(kQkvLater, {d.n, d.qkv});
+    }
     add(kBeforeActLater, {d.expert_rows, of_layer.mlp_parts() * d.ffn});
     if (of_layer.experts > 0) {
       add(kWeightedLater, {d.expert_rows, d.h});
@@ -166,8 +192,7 @@ void add_activations(ArenaBuilder& arena, const ModelShape& shape, const MemoryN
   if (needs.first_keys) arena.add("first_key", DType::i32, {d.all});
   if (needs.position_ids) arena.add("position_ids", DType::i32, {d.all});
   if (needs.float8.on && needs.training) {
-    arena.add(kFloat8Operands, DType::f32,
-              {shape.layers, static_cast<int64_t>(kLinearSlots.size()), kFloat8Numbers});
+    arena.add(kFloat8Operands, DType::f32, {shape.layers, linear_slots(shape), kFloat8Numbers});
   }
   const LayerShapes shapes(shape);
   const int64_t chunks = arena.at();

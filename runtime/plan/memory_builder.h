@@ -83,29 +83,36 @@ struct RankDims {
         h(shape.hidden),
         heads(shape.heads / needs.tp),
         kv_heads(local_kv_heads(shape, needs.tp)),
-        context(heads * shape.head_dim),
-        qkv((heads + 2 * kv_heads) * shape.head_dim),
+        head_dim(shape.head_dim),
+        value_dim(shape.value_dim()),
+        context(heads * value_dim),
+        qkv((heads + kv_heads) * head_dim + kv_heads * value_dim),
+        queries(heads * head_dim),
+        pairs(heads * shape.latent_pair()),
         ffn(shape.ffn / needs.tp),
         shared(shape.experts > 0 ? shape.shared_ffn / needs.tp : 0),
         cp(needs.cp),
         all(n * cp),
         own_heads(heads / cp),
         own_kv_heads(local_kv_heads(shape, needs.tp * needs.cp)),
-        head_dim(shape.head_dim),
         seen(needs.training ? all : needs.context),
         rows(n * shape.active_experts()),
         expert_rows(needs.rows_of_experts(shape)),
         ep(needs.ep),
         vocab(vocab_shard(shape, needs.tp, 0).rows) {}
   int64_t n, stream;  // tokens, and those of the residual stream
-  int64_t h, heads, kv_heads, context, qkv, ffn;
+  int64_t h, heads, kv_heads, head_dim, value_dim, context, qkv;
+  int64_t queries, pairs;  // of latent attention, before they are qkv
+  int64_t ffn;
   int64_t shared;  // of the block beside the experts
   int64_t cp;
   // A rank's attention: all tokens of a sequence, and of the heads the cp'th part.
-  int64_t all, own_heads, own_kv_heads, head_dim;
+  int64_t all, own_heads, own_kv_heads;
   int64_t seen;  // in generation those of earlier passes too, of which all else is gone
-  int64_t own_context() const { return own_heads * head_dim; }
-  int64_t own_qkv() const { return (own_heads + 2 * own_kv_heads) * head_dim; }
+  int64_t own_context() const { return own_heads * value_dim; }
+  int64_t own_qkv() const {
+    return (own_heads + own_kv_heads) * head_dim + own_kv_heads * value_dim;
+  }
   // Of feed-forward blocks: a token has one for each of its experts. Those that the rank's tokens
   // have, and those for which its experts have memory.
   int64_t rows, expert_rows;

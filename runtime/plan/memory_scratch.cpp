@@ -38,6 +38,20 @@ void add_float8_scratch(ArenaBuilder& arena, const ModelShape& shape, const Memo
   arena.add(kFloat8ExpertNumbers, DType::f32, {3, kFloat8Numbers});
 }
 
+// What latent attention makes queries, keys and values of, on the way to qkv and back.
+void add_latent_scratch(ArenaBuilder& arena, const ModelShape& shape, const RankDims& d,
+                        DType compute, bool training) {
+  if (!shape.has_latents()) return;
+  arena.add(kQueries, compute, {d.n, d.queries});
+  arena.add("attn.pairs", compute, {d.n, d.pairs});
+  arena.add("attn.latents", compute, {d.n, shape.latent_width()});
+  if (!training) return;
+  const int64_t q_rank = shape.latent.q_rank, kv_rank = shape.latent.kv_rank;
+  if (q_rank > 0) arena.add("attn.dq_latent", compute, {d.n, q_rank});
+  arena.add("attn.dkv_latent", compute, {d.n, kv_rank});
+  arena.add("attn.dnormed_latent", compute, {d.n, std::max(q_rank, kv_rank)});
+}
+
 }  // namespace
 
 int64_t logits_rows(int64_t tokens, int64_t most) {
@@ -68,6 +82,7 @@ void add_scratch(ArenaBuilder& arena, const ModelShape& shape, const ParamLayout
   if (sends) arena.add(kChunkOutput, compute, {d.stream, d.h});
   if (!needs.training) {
     if (shape.experts > 0) arena.add("mlp.token_rows", compute, {d.rows, d.h});
+    add_latent_scratch(arena, shape, d, compute, false);
     arena.add("logits", compute, {1, d.vocab});
     arena.count(begin);
     return;
@@ -101,6 +116,7 @@ void add_scratch(ArenaBuilder& arena, const ModelShape& shape, const ParamLayout
     arena.add("attn.blocks", compute, {needs.seq * d.own_qkv()});  // on their way, forward too
   }
   const int64_t room = arena.at();  // nothing lies here when attention itself goes back
+  add_latent_scratch(arena, shape, d, compute, true);
   arena.add("attn.dnormed", compute, {d.n, d.h});
   arena.go_to(of_mlp);  // mlp, backward
   if (shape.experts > 0) {

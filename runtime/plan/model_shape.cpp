@@ -81,15 +81,15 @@ ModelShape ModelShape::of_dense_layers() const {
 }
 
 bool ModelShape::names_of_mixtral() const {
-  return !qk_norm && norm_place == NormPlace::input && !qkv_bias && shared_ffn == 0 &&
-         dense_layers.empty() && !moe_scores.sigmoid && moe_scores.normalize &&
+  return !qk_norm && !has_latents() && norm_place == NormPlace::input && !qkv_bias &&
+         shared_ffn == 0 && dense_layers.empty() && !moe_scores.sigmoid && moe_scores.normalize &&
          moe_scores.scale == 1 && moe_scores.groups == 1;
 }
 
 Family ModelShape::family() const {
   const bool gpt2 = norm == NormType::layernorm && !gated() && embedding_scale == 1 &&
                     position == PositionType::learned && kv_heads == heads &&
-                    heads * head_dim == hidden && !qk_norm && qkv_bias == bias &&
+                    heads * head_dim == hidden && !qk_norm && !has_latents() && qkv_bias == bias &&
                     sliding_window == 0 && attention_scale == 0 && attention_cap == 0 &&
                     logit_cap == 0 && experts == 0 && !parallel_residual &&
                     norm_place == NormPlace::input;
@@ -143,6 +143,14 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   if (shape.position == PositionType::rope) {
     shape.unrotated_layers = chosen_layers(model.position.skip, model.layers);
     if (model.sliding_window > 0) shape.window_rope_base = model.position.window_base;
+  }
+  if (model.latent.kv_rank > 0) {
+    const int64_t plain = shape.head_dim - model.latent.rope_dim;
+    shape.latent = {.kv_rank = model.latent.kv_rank,
+                    .q_rank = model.latent.q_rank,
+                    .rope_dim = model.latent.rope_dim,
+                    .value_dim = model.latent.value_dim > 0 ? model.latent.value_dim : plain,
+                    .norm_eps = model.latent.norm_eps};
   }
   shape.bias = model.bias;
   shape.qkv_bias = model.qkv_bias == "auto" ? model.bias : model.qkv_bias == "true";
@@ -200,6 +208,13 @@ nlohmann::json to_json(const ModelShape& shape) {
   if (shape.qkv_bias != shape.bias) json["qkv_bias"] = shape.qkv_bias;
   if (shape.norm_place != NormPlace::input) json["norm_place"] = norm_place_name(shape.norm_place);
   if (shape.qk_norm_whole) json["qk_norm_whole"] = true;
+  if (shape.has_latents()) {
+    json["latent_kv_rank"] = shape.latent.kv_rank;
+    if (shape.latent.q_rank > 0) json["latent_q_rank"] = shape.latent.q_rank;
+    json["latent_rope_dim"] = shape.latent.rope_dim;
+    json["latent_value_dim"] = shape.latent.value_dim;
+    json["latent_norm_eps"] = shape.latent.norm_eps;
+  }
   if (shape.parallel_residual) json["parallel_residual"] = true;
   if (shape.embedding_scale != 1) json["embedding_scale"] = shape.embedding_scale;
   if (shape.sliding_window > 0) json["sliding_window"] = shape.sliding_window;
@@ -282,6 +297,13 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   shape.norm_place = kind_of<NormPlace>(kNormPlaces, json.value("norm_place", "input"));
   shape.qk_norm = json.value("qk_norm", false);
   shape.qk_norm_whole = json.value("qk_norm_whole", false);
+  if (const auto kv_rank = json.find("latent_kv_rank"); kv_rank != json.end()) {
+    kv_rank->get_to(shape.latent.kv_rank);
+    shape.latent.q_rank = json.value("latent_q_rank", int64_t{0});
+    json.at("latent_rope_dim").get_to(shape.latent.rope_dim);
+    json.at("latent_value_dim").get_to(shape.latent.value_dim);
+    json.at("latent_norm_eps").get_to(shape.latent.norm_eps);
+  }
   shape.rope_base = json.value("rope_base", 10000.0);
   shape.rope_fraction = json.value("rope_fraction", 1.0);
   if (const auto scaling = json.find("rope_scaling"); scaling != json.end()) {

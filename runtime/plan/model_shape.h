@@ -56,6 +56,14 @@ struct ModelShape {
   // A layer adds attention and feed-forward block of its own input, each behind its own norm, at
   // once (GPT-NeoX); or else the one behind the other.
   bool parallel_residual = false;
+  // Latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values are made of kv_rank elements
+  // of a token behind an RMS norm, and the last rope_dim of a head's head_dim, alone rotated, are
+  // one key for all heads; queries are made of q_rank elements likewise, or of the stream (0).
+  // kv_rank 0 = no such attention.
+  struct Latent {
+    int64_t kv_rank = 0, q_rank = 0, rope_dim = 0, value_dim = 0;
+    double norm_eps = 1e-6;
+  } latent;
   bool bias = true;
   bool qkv_bias = true;  // of the projection to queries, keys and values: Qwen2 has this one alone
   // Queries see the newest this many positions, their own included (Mistral); 0 = all before them.
@@ -91,10 +99,19 @@ struct ModelShape {
   double init_std = 0.02;
 
   Family family() const;
+  bool has_latents() const { return latent.kv_rank > 0; }
+  // Elements of a head's values, and of what attention makes of them.
+  int64_t value_dim() const { return has_latents() ? latent.value_dim : head_dim; }
   int64_t query_width() const { return heads * head_dim; }
-  int64_t kv_width() const { return kv_heads * head_dim; }
+  int64_t key_width() const { return kv_heads * head_dim; }
+  int64_t value_width() const { return kv_heads * value_dim(); }
+  int64_t context_width() const { return heads * value_dim(); }
+  // Of latents: what the first product of keys and values gives, and, for each head, the second.
+  int64_t latent_width() const { return latent.kv_rank + latent.rope_dim; }
+  int64_t latent_pair() const { return head_dim - latent.rope_dim + latent.value_dim; }
   // Elements of a head that are rotated; rounded down, as transformers and Megatron do.
   int64_t rotary_dim() const {
+    if (has_latents()) return latent.rope_dim;
     return static_cast<int64_t>(static_cast<double>(head_dim) * rope_fraction);
   }
   // Positions that the queries of a layer see; 0 = all before them. And in how many of the layers

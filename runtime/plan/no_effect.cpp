@@ -70,6 +70,14 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   check("model.position.skip.every", rope, position.skip.every, int64_t{0}, not_rope);
   check("model.position.skip.layers", rope, position.skip.layers, no_model.position.skip.layers,
         not_rope);
+  const TrainSpec::Model::Latent& latent = spec.model.latent;
+  const TrainSpec::Model::Latent& no_latent = no_model.latent;
+  const bool latents = latent.kv_rank > 0;
+  const char* const no_latents = "model.latent.kv_rank is 0";
+  check("model.latent.q_rank", latents, latent.q_rank, no_latent.q_rank, no_latents);
+  check("model.latent.rope_dim", latents, latent.rope_dim, no_latent.rope_dim, no_latents);
+  check("model.latent.value_dim", latents, latent.value_dim, no_latent.value_dim, no_latents);
+  check("model.latent.norm_eps", latents, latent.norm_eps, no_latent.norm_eps, no_latents);
   const TrainSpec::Model::Moe& moe = spec.model.moe;
   const TrainSpec::Model::Moe& no_moe = built_in.model.moe;
   const char* const no_experts = "model.moe.experts is 0";
@@ -101,10 +109,16 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   check("parallel.stage_layout", spec.parallel.pp > 1, spec.parallel.stage_balance,
         built_in.parallel.stage_balance, "parallel.pp is 1");
   // Made again is what blocks read, and here they read it as it comes.
-  const std::vector<std::string>& again = spec.recompute.modules;
-  if (spec.recompute.mode == "selective" && spec.model.norm.place == "output" &&
-      std::find(again.begin(), again.end(), "norm") != again.end()) {
+  const auto again = [&](const char* module) {
+    const std::vector<std::string>& modules = spec.recompute.modules;
+    return spec.recompute.mode == "selective" &&
+           std::find(modules.begin(), modules.end(), module) != modules.end();
+  };
+  if (again("norm") && spec.model.norm.place == "output") {
     warn("recompute.modules", "recompute.modules: norm", "model.norm.place is output");
+  }
+  if (again("latent_up") && !latents) {
+    warn("recompute.modules", "recompute.modules: latent_up", no_latents);
   }
   check("train.accumulate_by", !spec.train.accumulate.empty(), spec.train.accumulate_by,
         built_in.train.accumulate_by, "train.accumulate is not given");

@@ -60,6 +60,7 @@ nlohmann::json recompute_json(const Recompute& recompute) {
   part("core_attention", recompute.core_attention);
   part("mlp_activation", recompute.mlp_activation);
   part("norms", recompute.norms);
+  part("latents", recompute.latents);
   part("mlp", recompute.mlp);
   return json;
 }

@@ -14,6 +14,7 @@ namespace {
 constexpr std::pair<const char*, FirstLayers Recompute::*> kRecomputeModules[] = {
     {"norm", &Recompute::norms},
     {"mlp_act", &Recompute::mlp_activation},
+    {"latent_up", &Recompute::latents},
     {"mlp", &Recompute::mlp},
     {"core_attn", &Recompute::core_attention}};
 
@@ -54,6 +55,7 @@ PartsAgain parts_again(const Recompute& recompute, int64_t place) {
   return {.core_attention = place < recompute.core_attention.count(),
           .mlp_activation = place < recompute.mlp_activation.count(),
           .norms = place < recompute.norms.count(),
+          .latents = place < recompute.latents.count(),
           .mlp = place < recompute.mlp.count()};
 }
 

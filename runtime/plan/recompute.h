@@ -42,6 +42,7 @@ struct PartsAgain {
   bool core_attention = false;  // the context and its log-sum-exp, from Q, K and V
   bool mlp_activation = false;  // the output of the activation, from its input
   bool norms = false;           // the normalised rows, from the block's input
+  bool latents = false;         // Q, K and V of latent attention, from its latents
   bool mlp = false;             // all of the MLP, from its input
   // Whether backward may leave gradients of weights for later (ZB-H1): what their products read is
   // kept, or costs no product to make again then.
@@ -51,7 +52,8 @@ struct PartsAgain {
 
 struct Recompute {
   // Selective: the layers that make each of these parts again.
-  FirstLayers core_attention = false, mlp_activation = false, norms = false, mlp = false;
+  FirstLayers core_attention = false, mlp_activation = false, norms = false, latents = false,
+              mlp = false;
   // Full: groups of layers keep only the input of their first layer.
   enum class Full { none, uniform, block } full = Full::none;
   int64_t layers = 1;       // uniform: layers per group; block: groups of one layer per chunk

@@ -198,6 +198,38 @@ void check_experts(const RuleInput& input, RuleBook& book) {
   }
 }
 
+// What latent attention does not go with.
+void check_latents(const TrainSpec::Model& given, const ModelShape& model, RuleBook& book) {
+  const auto alone = [&](const char* key, bool holds, const std::string& has, const char* instead) {
+    book.rule("model.latent", key, holds,
+              fmt::format("model.latent makes queries, keys and values of latents, and {}", has),
+              fmt::format("{}, or set model.latent.kv_rank=0", instead));
+  };
+  alone("model.position.type", model.position == PositionType::rope,
+        fmt::format("rotates a part of them, and model.position.type is {}", given.position.type),
+        "set model.position.type=rope");
+  alone("model.position.fraction", model.rope_fraction == 1,
+        "model.latent.rope_dim says what is rotated", "set model.position.fraction=1");
+  alone("model.position.skip.layers", model.unrotated_layers.empty(),
+        "model.position.skip names layers that rotate nothing", "leave model.position.skip out");
+  alone("model.kv_heads", model.kv_heads == model.heads,
+        fmt::format("every head has its own, and model.kv_heads is {}", model.kv_heads),
+        "leave model.kv_heads out");
+  alone("model.qk_norm", !model.qk_norm, "the latents have norms, and model.qk_norm is true",
+        "set model.qk_norm=false");
+  alone("model.qkv_bias", !model.qkv_bias, "no projection of theirs has a bias",
+        model.bias ? "set model.bias=false" : "set model.qkv_bias=false");
+  const int64_t rotated = model.latent.rope_dim;
+  book.rule("model.latent", "model.latent.rope_dim", rotated < model.head_dim && rotated % 2 == 0,
+            fmt::format("model.latent.rope_dim {} is not an even part of model.head_dim {}",
+                        rotated, model.head_dim),
+            "DeepSeek-V3 has head_dim 192 and rope_dim 64");
+  book.rule("model.latent", "model.latent.value_dim", model.latent.value_dim <= model.head_dim,
+            fmt::format("model.latent.value_dim {} is above model.head_dim {}",
+                        model.latent.value_dim, model.head_dim),
+            "DeepSeek-V3 has head_dim 192 and value_dim 128");
+}
+
 }  // namespace
 
 void check_model(const RuleInput& input, RuleBook& book) {
@@ -214,7 +246,11 @@ void check_model(const RuleInput& input, RuleBook& book) {
       fmt::format("model.kv_heads {} does not divide model.heads {}", model.kv_heads, model.heads),
       fmt::format("use kv_heads {}", nearest_divisors(model.heads, model.kv_heads)));
 
-  if (head_dim && model.position == PositionType::rope) check_rotary_dim(given, model, book);
+  if (model.has_latents()) {
+    check_latents(given, model, book);
+  } else if (head_dim && model.position == PositionType::rope) {
+    check_rotary_dim(given, model, book);
+  }
   check_rope_scaling(given.position, model, book);
   check_layer_choices(given, model, book);
   book.rule("model.attention_cap", "model.attention_cap",

@@ -72,13 +72,18 @@ class TableBuilder {
     row.grad_sum_over = {Axis::tp, Axis::cp, Axis::ep, Axis::dp};
   }
 
-  // Scores the experts, or the block of all, for each token: every TP rank has all of it, and the
-  // gradient of its own part of the experts' sums.
-  void add_router(int layer, const std::string& slot, const std::string& name, int64_t scores) {
-    ParamRow& row = add(layer, slot + ".weight", name + ".weight", {scores, shape_.hidden}, -1,
+  // A linear of which every TP rank has all, and the gradient that its own part of what follows
+  // gives: scores of the experts or of the block of all, latents.
+  void add_whole_linear(int layer, const std::string& slot, const std::string& name, int64_t out) {
+    ParamRow& row = add(layer, slot + ".weight", name + ".weight", {out, shape_.hidden}, -1,
                         InitKind::normal, shape_.init_std);
     row.out_in = true;
     row.grad_sum_over = {Axis::tp, Axis::cp, Axis::ep, Axis::dp};
+  }
+  // Of latents, which are made on every rank.
+  void add_latent_norm(int layer, const std::string& slot, const std::string& name, int64_t rank) {
+    add(layer, slot + ".weight", name + ".weight", {rank}, -1, InitKind::ones).grad_sum_over = {
+        Axis::tp, Axis::cp, Axis::ep, Axis::dp};
   }
 
   // One matmul, whose output columns may be several parameters in public.
@@ -162,6 +167,26 @@ void add_gpt2(TableBuilder& table, const ModelShape& shape, double residual_std)
   if (!shape.tie_embeddings) table.add_vocab(head, "head", "lm_head.weight");
 }
 
+// Of latent attention, what makes queries, keys and values.
+void add_latents(TableBuilder& table, const ModelShape& shape, int layer,
+                 const std::string& attention) {
+  const double std = shape.init_std;
+  const ModelShape::Latent& latent = shape.latent;
+  if (latent.q_rank > 0) {
+    table.add_whole_linear(layer, "attn.q_down", attention + "q_a_proj", latent.q_rank);
+    table.add_latent_norm(layer, "attn.q_down_norm", attention + "q_a_layernorm", latent.q_rank);
+  }
+  table.add_linear(layer, "attn.q", latent.q_rank > 0 ? latent.q_rank : shape.hidden,
+                   {{attention + (latent.q_rank > 0 ? "q_b_proj" : "q_proj"), shape.query_width()}},
+                   Split::column, std, false);
+  table.add_whole_linear(layer, "attn.kv_down", attention + "kv_a_proj_with_mqa",
+                         shape.latent_width());
+  table.add_latent_norm(layer, "attn.kv_down_norm", attention + "kv_a_layernorm", latent.kv_rank);
+  table.add_linear(layer, "attn.kv", latent.kv_rank,
+                   {{attention + "kv_b_proj", shape.heads * shape.latent_pair()}}, Split::column,
+                   std, false);
+}
+
 // The linears of a SwiGLU block, by their public names.
 struct GatedNames {
   const char *gate, *up, *down;
@@ -175,7 +200,7 @@ void add_experts(TableBuilder& table, const ModelShape& shape, int layer,
   const std::string base = layer_base + (mixtral ? "block_sparse_moe." : "mlp.");
   const GatedNames qwen = {"gate_proj", "up_proj", "down_proj"};
   const GatedNames names = mixtral ? GatedNames{"w1", "w3", "w2"} : qwen;
-  table.add_router(layer, "mlp.router", base + "gate", shape.experts);
+  table.add_whole_linear(layer, "mlp.router", base + "gate", shape.experts);
   if (shape.expert_bias) {
     table
         .add(layer, "mlp.expert_bias", base + "gate.e_score_correction_bias", {shape.experts}, -1,
@@ -191,7 +216,7 @@ void add_experts(TableBuilder& table, const ModelShape& shape, int layer,
     table.add_linear(layer, "mlp.down", shape.shared_ffn, {{shared + qwen.down, h}}, Split::row,
                      residual_std, false);
     if (shape.shared_gate) {
-      table.add_router(layer, "mlp.shared_gate", base + "shared_expert_gate", 1);
+      table.add_whole_linear(layer, "mlp.shared_gate", base + "shared_expert_gate", 1);
     }
   }
   for (int64_t e = 0; e < shape.experts; ++e) {
@@ -219,16 +244,20 @@ void add_llama(TableBuilder& table, const ModelShape& shape, double residual_std
     const std::string base = fmt::format("model.layers.{}.", layer);
     const std::string attention = base + "self_attn.", mlp = base + "mlp.";
     if (shape.norms_inputs()) table.add_norm(layer, "attn.norm", base + "input_layernorm");
-    table.add_linear(layer, "attn.qkv", h,
-                     {{attention + "q_proj", shape.query_width()},
-                      {attention + "k_proj", shape.kv_width(), shape.kv_heads},
-                      {attention + "v_proj", shape.kv_width(), shape.kv_heads}},
-                     Split::column, std, shape.qkv_bias);
+    if (shape.has_latents()) {
+      add_latents(table, shape, layer, attention);
+    } else {
+      table.add_linear(layer, "attn.qkv", h,
+                       {{attention + "q_proj", shape.query_width()},
+                        {attention + "k_proj", shape.key_width(), shape.kv_heads},
+                        {attention + "v_proj", shape.value_width(), shape.kv_heads}},
+                       Split::column, std, shape.qkv_bias);
+    }
     if (shape.qk_norm) {
       table.add_head_norm(layer, "attn.q_norm", attention + "q_norm", shape.heads);
       table.add_head_norm(layer, "attn.k_norm", attention + "k_norm", shape.kv_heads);
     }
-    table.add_linear(layer, "attn.proj", shape.query_width(), {{attention + "o_proj", h}},
+    table.add_linear(layer, "attn.proj", shape.context_width(), {{attention + "o_proj", h}},
                      Split::row, residual_std, shape.bias);
     // Gemma 2's and OLMo 2's names where outputs have norms: there what is "post attention" is.
     const bool outputs = shape.norms_outputs();

@@ -20,6 +20,7 @@ LayerTensors layer_tensors(const ModelShape& model, const LayoutChoice& layout) 
   const double h = static_cast<double>(model.hidden), tp = layout.tp;
   const double q = static_cast<double>(model.query_width()) / tp;
   const double kv = static_cast<double>(local_kv_heads(model, layout.tp) * model.head_dim);
+  const double context = static_cast<double>(model.context_width()) / tp;
   const double ffn = static_cast<double>(model.ffn) / tp;
   const double shared = static_cast<double>(model.shared_ffn) / tp;
   const double parts = static_cast<double>(model.mlp_parts());
@@ -30,18 +31,20 @@ LayerTensors layer_tensors(const ModelShape& model, const LayoutChoice& layout) 
   const bool whole = model.qk_norm_whole;
   const double before = model.norms_inputs() ? 1 : 0, behind = model.norms_outputs() ? 1 : 0;
   LayerTensors tensors;
-  tensors.dense = {before * h,
-                   before * norm_bias,
-                   h * (q + 2 * kv),
-                   qkv_bias * (q + 2 * kv),
-                   whole ? q : head_norm,
-                   whole ? kv : head_norm,
-                   q * h,
-                   bias * h,
-                   behind * h,
-                   behind * norm_bias,
-                   before * h,
-                   before * norm_bias};
+  tensors.dense = {before * h, before * norm_bias};
+  const auto add = [&](std::initializer_list<double> more) {
+    tensors.dense.insert(tensors.dense.end(), more);
+  };
+  if (model.has_latents()) {
+    const auto q_rank = static_cast<double>(model.latent.q_rank);
+    const auto kv_rank = static_cast<double>(model.latent.kv_rank);
+    const double pairs = static_cast<double>(model.heads * model.latent_pair()) / tp;
+    add({h * q_rank, q_rank, (q_rank > 0 ? q_rank : h) * q,
+         h * static_cast<double>(model.latent_width()), kv_rank, kv_rank * pairs});
+  } else {
+    add({h * (q + 2 * kv), qkv_bias * (q + 2 * kv), whole ? q : head_norm, whole ? kv : head_norm});
+  }
+  add({context * h, bias * h, behind * h, behind * norm_bias, before * h, before * norm_bias});
   std::vector<double> mlp = {parts * h * ffn, bias * parts * ffn, h * ffn, bias * h};
   if (model.experts == 0) {
     tensors.dense.insert(tensors.dense.end(), mlp.begin(), mlp.end());

@@ -102,12 +102,14 @@ LinkBytes tensor_per_micro_batch(const ModelShape& shape, const MemoryNeeds& nee
 LinkBytes context_per_micro_batch(const ModelShape& shape, const MemoryNeeds& needs,
                                   const ChunkRange& chunk) {
   // To each of the others, all that it has heads of.
-  const int64_t of_head = needs.tokens() * shape.head_dim * bytes_of(needs.compute);
   const int parts = needs.tp * needs.cp;
-  const int64_t attended = (needs.cp - 1) * (shape.heads / parts) * of_head;
-  const int64_t qkv = attended + (needs.cp - 1) * 2 * local_kv_heads(shape, parts) * of_head;
+  const int64_t heads = shape.heads / parts, kv_heads = local_kv_heads(shape, parts);
+  const int64_t of_all = (needs.cp - 1) * needs.tokens() * bytes_of(needs.compute);
+  const int64_t attended = of_all * heads * shape.value_dim();
+  const int64_t qkv = of_all * ((heads + kv_heads) * shape.head_dim + kv_heads * shape.value_dim());
   int64_t forward = chunk.layers * (qkv + attended);
   forward += needs.recompute.core_attention.of(chunk) * attended;
+  if (shape.has_latents()) forward += needs.recompute.latents.of(chunk) * qkv;
   for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
     if (group.again) forward += group.layers * (qkv + attended);
   }

@@ -163,10 +163,8 @@ const std::vector<MegatronOthers>& megatron_refused() {
       others("the activation is GELU or SwiGLU", "squared-relu quick-geglu"),
       others("elements of the two halves of what is rotated are pairs", "rotary-interleaved"),
       others("norms stand before each block", "apply-residual-connection-post-layernorm"),
-      others("attention is over plain keys and values, and its softmax is the usual one",
-             "qk-l2-norm qk-clip attention-output-gate "
-             "multi-latent-attention q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim "
-             "v-head-dim rotary-scaling-factor mscale mscale-all-dim"),
+      others("what attention makes has no gate, and its softmax is the usual one",
+             "qk-l2-norm qk-clip attention-output-gate"),
       others("layers differ in their experts alone, and there is one token to foresee",
              "mtp-num-layers mtp-loss-scaling-factor hybrid-layer-pattern spec "
              "is-hybrid-model"),

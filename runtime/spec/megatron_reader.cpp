@@ -92,6 +92,7 @@ MegatronSettings MegatronReader::translate() {
   model();
   experts();
   positions();
+  latents();
   layout();
   recomputes();
   batch();

@@ -23,7 +23,8 @@ void MegatronReader::model() {
     set("model.ffn", std::to_string(*hidden * 8 / 3 / 64 * 64), "swiglu");
   }
   if (has("qk-layernorm") && text("normalization") != "RMSNorm") {
-    refuse("qk-layernorm", "norms of queries and keys are RMS norms (--normalization RMSNorm)");
+    refuse("qk-layernorm",
+           "norms of queries, keys and latents are RMS norms (--normalization RMSNorm)");
   }
   const bool fused = !has("disable-bias-linear") && !has("no-bias-gelu-fusion");
   if (!has("swiglu") && !has("openai-gelu") && !fused) {
@@ -125,6 +126,46 @@ void MegatronReader::positions() {
   }
 }
 
+void MegatronReader::latents() {
+  const char* const kLatents = "multi-latent-attention";
+  if (!has(kLatents)) return;
+  if (setting("model.position.type") != "rope") {
+    return refuse(kLatents, "it goes with --position-embedding-type rope");
+  }
+  if (!has("qk-layernorm")) return refuse(kLatents, "latents have norms here (--qk-layernorm)");
+  // Every head has keys of its own, whatever the flags of other attention say.
+  for (const char* other : {"model.qk_norm", "model.kv_heads", "model.position.fraction"}) {
+    drop(other);
+  }
+  const auto take = [&](const char* key, const char* flag, const char* without) {
+    set(key, value(flag).value_or(without), has(flag) ? flag : kLatents);
+  };
+  take("model.latent.kv_rank", "kv-lora-rank", "32");
+  if (has("q-lora-rank")) take("model.latent.q_rank", "q-lora-rank", "");
+  take("model.latent.rope_dim", "qk-pos-emb-head-dim", "64");
+  take("model.latent.value_dim", "v-head-dim", "128");
+  const int64_t rotated = whole("qk-pos-emb-head-dim").value_or(64);
+  const int64_t head_dim = whole("qk-head-dim").value_or(128) + rotated;
+  set("model.head_dim", std::to_string(head_dim), has("qk-head-dim") ? "qk-head-dim" : kLatents);
+  // Its norms have one epsilon.
+  const std::string eps = setting("model.norm.eps");
+  set("model.latent.norm_eps", eps.empty() ? "1e-05" : eps, kLatents);
+  const char* const kFactor = "rotary-scaling-factor";
+  const double factor = number(kFactor).value_or(1);
+  if (factor <= 1) return;
+  const double all = 0.1 * number("mscale-all-dim").value_or(0) * std::log(factor) + 1;
+  if (all != 1) {
+    set("model.attention_scale", number_text(all * all / std::sqrt(static_cast<double>(head_dim))),
+        "mscale-all-dim");
+  }
+  if (text("rope-type") == "rope") return;
+  set("model.position.scaling.type", "yarn", kFactor);
+  set("model.position.scaling.factor", number_text(factor), kFactor);
+  set("model.position.scaling.original_max_seq", "4096", kFactor);
+  set("model.position.scaling.attention_factor",
+      number_text((0.1 * number("mscale").value_or(1) * std::log(factor) + 1) / all), "mscale");
+}
+
 void MegatronReader::layout() {
   const char* const kChunk = "num-layers-per-virtual-pipeline-stage";
   if (const auto chunk = whole(kChunk)) {
@@ -156,8 +197,10 @@ void MegatronReader::layout() {
 }
 
 void MegatronReader::recomputes() {
-  static const std::map<std::string, std::string> kModules = {
-      {"core_attn", "core_attn"}, {"layernorm", "norm"}, {"mlp", "mlp"}};
+  static const std::map<std::string, std::string> kModules = {{"core_attn", "core_attn"},
+                                                              {"layernorm", "norm"},
+                                                              {"mla_up_proj", "latent_up"},
+                                                              {"mlp", "mlp"}};
   const std::string mode = setting("recompute.mode");
   // Of methods and groups there is a choice in the full mode only, of modules in the other.
   if (mode != "full") {
@@ -171,8 +214,10 @@ void MegatronReader::recomputes() {
   for (const std::string& module : given->second) {
     const auto ours = kModules.find(module);
     if (ours == kModules.end()) {
-      open(fmt::format("--recompute-modules {} is left out: core_attn, layernorm, mlp can be",
-                       module));
+      open(fmt::format(
+          "--recompute-modules {} is left out: core_attn, layernorm, mla_up_proj, mlp can "
+          "be",
+          module));
     } else {
       modules.push_back(ours->second);
     }

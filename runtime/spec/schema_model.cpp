@@ -1,5 +1,5 @@
-// The shape of the model and its initial weights; its positions and experts: schema_position.cpp,
-// schema_experts.cpp.
+// The shape of the model and its initial weights; its positions, latents and experts:
+// schema_position.cpp, schema_latent.cpp, schema_experts.cpp.
 #include "runtime/spec/schema_sections.h"
 
 namespace mtl::spec {

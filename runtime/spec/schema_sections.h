@@ -15,7 +15,7 @@ inline const std::string kNotYet = "not available in this version";
 inline constexpr double kMany = 1e9;
 inline constexpr double kSteps = 1e12;
 
-// One section of train.yaml, at the top level but for two large ones inside `model`.
+// One section of train.yaml, at the top level but for the large ones inside `model`.
 struct Section {
   // The sentence of each section: this one and those inside it.
   std::vector<std::pair<std::string, std::string>> docs;
@@ -27,6 +27,7 @@ struct Section {
 Section run_section();
 Section model_section();
 Section position_section();
+Section latent_section();
 Section experts_section();
 Section parallel_section();
 Section train_section();

@@ -62,14 +62,22 @@ struct TrainSpec {
     } position;
     int64_t max_seq = 0;  // positions; 0 = train.seq_len
     bool bias = true;
-    std::string qkv_bias = "auto";   // auto (as bias) | true | false: of queries, keys and values
-    int64_t sliding_window = 0;      // newest positions that a query sees, its own too; 0 = all
-    LayerChoice full_attention;      // layers without a window
-    double attention_scale = 0;      // of scores; 0 = 1 / sqrt(head_dim)
-    double attention_cap = 0;        // cap tanh(x / cap) of scores; 0 = none
-    double logit_cap = 0;            // the same of logits
-    bool qk_norm = false;            // RMS norm of every query and key head
-    bool qk_norm_whole = false;      // or of all of a token's queries, and all its keys, at once
+    std::string qkv_bias = "auto";  // auto (as bias) | true | false: of queries, keys and values
+    int64_t sliding_window = 0;     // newest positions that a query sees, its own too; 0 = all
+    LayerChoice full_attention;     // layers without a window
+    double attention_scale = 0;     // of scores; 0 = 1 / sqrt(head_dim)
+    double attention_cap = 0;       // cap tanh(x / cap) of scores; 0 = none
+    double logit_cap = 0;           // the same of logits
+    bool qk_norm = false;           // RMS norm of every query and key head
+    bool qk_norm_whole = false;     // or of all of a token's queries, and all its keys, at once
+    // Latent attention (model.latent.*): keys and values are made of few elements of a token.
+    struct Latent {
+      int64_t kv_rank = 0;     // 0 = keys and values are made of the stream
+      int64_t q_rank = 0;      // the same of queries
+      int64_t rope_dim = 64;   // of head_dim, the last elements, that are rotated
+      int64_t value_dim = 0;   // 0 = head_dim - rope_dim
+      double norm_eps = 1e-6;  // of the norms of these elements
+    } latent;
     bool parallel_residual = false;  // attention and feed-forward block side by side
     // Mixture of experts (model.moe.*): the feed-forward block of a layer is `experts` of them.
     struct Moe {

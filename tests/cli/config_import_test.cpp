@@ -148,9 +148,9 @@ python pretrain_gpt.py ${MODEL[@]} --micro-batch-size 1 --global-batch-size 2 \
   CHECK(outcome.code == 3);
   CHECK(outcome.err.find("error[config.exists]: train.yaml is there already") == 0);
   outcome = shell.mtl({"config", "import", "--force", "--train", "train.yaml", "--",
-                       "pretrain_gpt.py", "--num-layers", "2", "--multi-latent-attention"});
+                       "pretrain_gpt.py", "--num-layers", "2", "--attention-output-gate"});
   CHECK(outcome.code == 3);
-  CHECK(outcome.err.find("error[config.import]: --multi-latent-attention is not available") == 0);
+  CHECK(outcome.err.find("error[config.import]: --attention-output-gate is not available") == 0);
   CHECK(file_text(shell.dir() / "train.yaml") == text);
   shell.write("theirs.yaml", "num_processes: 4\n");
   outcome = shell.mtl({"config", "import", "--train", "t.yaml", "theirs.yaml"});

@@ -265,6 +265,21 @@ TEST_CASE("settings that change what runs are named") {
   CHECK(has(text_of(spec, 2, 80), "sequence    not parallel"));
 }
 
+TEST_CASE("latents are named") {
+  TrainSpec spec = small_spec();
+  spec.model.position.type = "rope";
+  spec.model.bias = false;
+  spec.model.kv_heads = 0;
+  spec.model.head_dim = 24;
+  spec.model.latent = {.kv_rank = 20, .rope_dim = 8};
+  spec.recompute.mode = "selective";
+  spec.recompute.modules = {"latent_up"};
+  const std::string text = text_of(spec, 1, 200);
+  CHECK(has(text, " of 20 latents, "));
+  CHECK(has(text, "rotary positions on 8 of 24 elements"));
+  CHECK(has(text, "recompute   selective: latents' heads of every layer\n"));
+}
+
 TEST_CASE("the phases of a batch are a table") {
   TrainSpec spec = small_spec();
   spec.parallel.pp = 2;

@@ -3,8 +3,8 @@
 
 Models of four layers, in the manner of gpt2_reference.py: LLaMA itself, variants with what Llama 3
 and Qwen 3, Qwen 2, and Mistral add, StableLM, GPT-NeoX, Gemma, one with ALiBi, OLMo 2, one with norms on
-both sides of its blocks, as Gemma 2 has them, and one whose layers differ in their windows and
-rotations, as those of Gemma 3 and SmolLM3. README.md beside this file defines every
+both sides of its blocks, as Gemma 2 has them, one whose layers differ in their windows and
+rotations, as those of Gemma 3 and SmolLM3, and two with latent attention, as DeepSeek-V2's. README.md beside this file defines every
 number exactly.
 
   llama_small.json               LLaMA: 50 steps in float64, float32 and bfloat16
@@ -25,6 +25,8 @@ number exactly.
   llama_layers.json              a window in layers 0 and 2 alone, frequencies of layers with a window,
                                  no rotation in layer 2, scores scaled otherwise: 10 steps
   llama_caps.json                capped scores and logits, as Gemma 2 has them: 10 steps
+  llama_latent.json              keys and values of latents, queries of others: 10 steps
+  llama_latent_plain.json        the same with queries of the stream, scores scaled otherwise: 10 steps
 """
 import math
 
@@ -62,6 +64,12 @@ LAYERS = {**LLAMA, "sliding_window": 13, "full_attention": {"every": 4, "layers"
           "position": {**SCALED["position"], "window_base": 100.0, "skip": {"every": 3, "layers": []}}}
 CAPS = {**LLAMA, "attention_scale": 1.0, "attention_cap": 0.1, "logit_cap": 0.4}
 
+LATENT = {**LLAMA, "kv_heads": 4, "head_dim": 24,
+          "latent": {"kv_rank": 24, "q_rank": 40, "rope_dim": 8, "value_dim": 12, "norm_eps": 1e-6}}
+LATENT_PLAIN = {**LATENT, "attention_scale": 0.3,
+                "latent": {"kv_rank": 16, "q_rank": 0, "rope_dim": 8, "value_dim": 16,
+                           "norm_eps": 1e-2}}
+
 # The norms of a layer where "norm_place" is that ("input" where a model does not say): before and
 # behind attention, before and behind the feed-forward block.
 NORMS = {"input": ("input_layernorm", None, "post_attention_layernorm", None),
@@ -98,10 +106,13 @@ def parameters(model):
     for n in range(model["layers"]):
         p = f"model.layers.{n}."
         yield from norm(p, before)
-        yield from matrix(p + "self_attn.q_proj", q, h)
-        yield from matrix(p + "self_attn.k_proj", kv, h)
-        yield from matrix(p + "self_attn.v_proj", kv, h)
-        yield from matrix(p + "self_attn.o_proj", h, q)
+        if "latent" in model:
+            yield from latent_parameters(p + "self_attn.", model)
+        else:
+            yield from matrix(p + "self_attn.q_proj", q, h)
+            yield from matrix(p + "self_attn.k_proj", kv, h)
+            yield from matrix(p + "self_attn.v_proj", kv, h)
+            yield from matrix(p + "self_attn.o_proj", h, q)
         if model["qk_norm"]:
             whole = model.get("qk_norm_whole", False)
             yield p + "self_attn.q_norm.weight", (q if whole else d,)
@@ -118,6 +129,21 @@ def parameters(model):
         yield "lm_head.weight", (VOCAB, h)
 
 
+def latent_parameters(p, model):
+    h, d, heads, latent = (model[key] for key in ("hidden", "head_dim", "heads", "latent"))
+    if latent["q_rank"]:
+        yield p + "q_a_proj.weight", (latent["q_rank"], h)
+        yield p + "q_a_layernorm.weight", (latent["q_rank"],)
+        yield p + "q_b_proj.weight", (heads * d, latent["q_rank"])
+    else:
+        yield p + "q_proj.weight", (heads * d, h)
+    yield p + "kv_a_proj_with_mqa.weight", (latent["kv_rank"] + latent["rope_dim"], h)
+    yield p + "kv_a_layernorm.weight", (latent["kv_rank"],)
+    yield p + "kv_b_proj.weight", (heads * (d - latent["rope_dim"] + latent["value_dim"]),
+                                   latent["kv_rank"])
+    yield p + "o_proj.weight", (h, heads * latent["value_dim"])
+
+
 def is_chosen(choice, layer):
     return choice is not None and (layer in choice["layers"] or (layer + 1) % choice["every"] == 0)
 
@@ -132,6 +158,8 @@ def frequencies(model, layer):
     own = has_window(model, layer) and "window_base" in position
     base = position["window_base"] if own else position["base"]
     d = int(model["head_dim"] * position.get("fraction", 1))
+    if "latent" in model:
+        d = model["latent"]["rope_dim"]
     plain = [base ** (-2 * i / d) for i in range(d // 2)]
     scaling = None if own else position.get("scaling")
     if scaling is None:
@@ -157,6 +185,13 @@ def rotate(x, cos, sin):
     x, rest = x[..., :cos.shape[-1]], x[..., cos.shape[-1]:]
     first, second = x.chunk(2, dim=-1)
     return torch.cat((x * cos + torch.cat((-second, first), dim=-1) * sin, rest), dim=-1)
+
+
+def rotate_neighbours(x, angles):
+    """Elements 2 i and 2 i + 1 are a pair, and angles has one column for each pair."""
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous())
+    turn = torch.polar(torch.ones_like(angles), angles)
+    return torch.view_as_real(pairs * turn).flatten(-2)
 
 
 def rms(x, gain, eps):
@@ -226,19 +261,49 @@ def make_forward(model):
                 a = number.wide(number.store(rotate(a, cos, sin)))
             return a.repeat_interleave(heads // count, dim=1)
 
+        def latent_heads(a, n, p):
+            """Queries, keys and values [b, heads, t, ..] of latent attention (arXiv 2405.04434)."""
+            latent = model["latent"]
+            rank, turned = latent["kv_rank"], latent["rope_dim"]
+
+            def normed(a, p):
+                gain = number.weight(w[p + "_layernorm.weight"])
+                return number.store(rms(number.wide(a), gain, latent["norm_eps"]))
+
+            def apart(a, *widths):
+                return number.wide(a).view(b, t, heads, -1).transpose(1, 2).split(widths, dim=-1)
+
+            def turn(a):
+                return number.wide(number.store(rotate_neighbours(a, angles[n][:, :turned // 2].to(dtype))))
+
+            if latent["q_rank"]:
+                q = project(normed(project(a, p + "q_a_proj"), p + "q_a"), p + "q_b_proj")
+            else:
+                q = project(a, p + "q_proj")
+            plain_q, turned_q = apart(q, d - turned, turned)
+            compressed, shared = project(a, p + "kv_a_proj_with_mqa").split((rank, turned), dim=-1)
+            pairs = project(normed(compressed, p + "kv_a"), p + "kv_b_proj")
+            plain_k, v = apart(pairs, d - turned, latent["value_dim"])
+            turned_k = turn(number.wide(shared)[:, None]).expand(b, heads, t, turned)
+            return (torch.cat((plain_q, turn(turned_q)), dim=-1),
+                    torch.cat((plain_k, turned_k), dim=-1), v)
+
         s = number.store(number.weight(w["model.embed_tokens.weight"])[x])
         if "embedding_scale" in model:
             s = number.store(number.wide(s) * model["embedding_scale"])
         for n in layers:
             p = f"model.layers.{n}."
             a = norm(s, p, before)
-            q, k, v = (heads_of(a, n, p + f"self_attn.{which}", count)
-                       for which, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)))
+            if "latent" in model:
+                q, k, v = latent_heads(a, n, p + "self_attn.")
+            else:
+                q, k, v = (heads_of(a, n, p + f"self_attn.{which}", count)
+                           for which, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)))
             score = q @ k.transpose(2, 3) / divisor
             if "attention_cap" in model:
                 score = capped(score, model["attention_cap"])
             score = torch.softmax(score + masks[n], dim=-1)
-            a = number.store((score @ v).transpose(1, 2).reshape(b, t, heads * d))
+            a = number.store((score @ v).transpose(1, 2).reshape(b, t, -1))
             attended = s + norm(project(a, p + "self_attn.o_proj"), p, behind)
             parallel = model.get("parallel_residual", False)
             a = norm(s if parallel else attended, p, before_mlp)
@@ -272,7 +337,8 @@ def main():
                         ("llama_stablelm", STABLELM), ("llama_neox", NEOX), ("llama_alibi", ALIBI),
                         ("llama_gemma", GEMMA), ("llama_olmo2", OLMO2),
                         ("llama_sandwich", SANDWICH), ("llama_layers", LAYERS),
-                        ("llama_caps", CAPS)):
+                        ("llama_caps", CAPS), ("llama_latent", LATENT),
+                        ("llama_latent_plain", LATENT_PLAIN)):
         result, _ = compare(parameters(model), make_forward(model), model, steps=10)
         write_json(out / f"{name}.json", result)
 

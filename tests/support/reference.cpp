@@ -63,6 +63,13 @@ void read_model(const nlohmann::json& json, TrainSpec::Model& model) {
   json.at("norm").at("eps").get_to(model.norm.eps);
   model.norm.place = json.value("norm_place", "input");
   model.qk_norm_whole = json.value("qk_norm_whole", false);
+  if (const auto latent = json.find("latent"); latent != json.end()) {
+    latent->at("kv_rank").get_to(model.latent.kv_rank);
+    latent->at("q_rank").get_to(model.latent.q_rank);
+    latent->at("rope_dim").get_to(model.latent.rope_dim);
+    latent->at("value_dim").get_to(model.latent.value_dim);
+    latent->at("norm_eps").get_to(model.latent.norm_eps);
+  }
   if (const auto moe = json.find("moe"); moe != json.end()) {
     moe->at("experts").get_to(model.moe.experts);
     moe->at("topk").get_to(model.moe.topk);

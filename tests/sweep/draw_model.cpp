@@ -49,7 +49,8 @@ void draw_positions(Draw& draw, Settings& s, const std::string& type) {
   if (draw.chance(0.2)) s.set("model.max_seq", s.number("train.seq_len", 16) + draw.below(40));
   if (type != "rope") return;
   if (draw.chance(0.4)) s.set("model.position.base", draw.pick({500, 10000, 1000000}));
-  if (draw.chance(0.2)) s.set("model.position.fraction", "0.5");
+  const bool latents = !s.text("model.latent.kv_rank").empty();
+  if (!latents && draw.chance(0.2)) s.set("model.position.fraction", "0.5");
   if (!draw.chance(0.4)) return;
   const std::string scaling = draw.pick({"linear", "llama3", "yarn"});
   s.set("model.position.scaling.type", scaling);
@@ -61,6 +62,16 @@ void draw_positions(Draw& draw, Settings& s, const std::string& type) {
   }
   if (scaling != "yarn") return;
   draw_choices(draw, s, kYarn);
+}
+
+void draw_latents(Draw& draw, Settings& s) {
+  const int64_t rotated = draw.pick({2, 4, 8});
+  s.set("model.latent.kv_rank", draw.pick({4, 8, 12, 16, 32}));
+  s.set("model.latent.rope_dim", rotated);
+  const int64_t head_dim = rotated + draw.pick({1, 4, 8, 16});
+  s.set("model.head_dim", head_dim);
+  if (draw.chance(0.5)) s.set("model.latent.q_rank", draw.pick({6, 16, 24}));
+  if (draw.chance(0.5)) s.set("model.latent.value_dim", 1 + draw.below(head_dim));
 }
 
 // What differs from layer to layer.
@@ -75,7 +86,10 @@ void draw_layers(Draw& draw, Settings& s) {
   if (s.text("model.position.type") != "alibi" && draw.chance(0.1)) {
     s.set("model.attention_cap", draw.pick({"1", "20"}));
   }
-  if (rope && draw.chance(0.15)) s.set("model.position.skip.every", draw.pick({2, 3, 4}));
+  const bool latents = !s.text("model.latent.kv_rank").empty();
+  if (rope && !latents && draw.chance(0.15)) {
+    s.set("model.position.skip.every", draw.pick({2, 3, 4}));
+  }
 }
 
 void draw_mixture(Draw& draw, Settings& s) {
@@ -93,9 +107,11 @@ void draw_mixture(Draw& draw, Settings& s) {
 
 void draw_model(Draw& draw, Settings& s) {
   const std::string family =
-      draw.pick({"gpt2", "neox", "llama", "qwen", "mixtral", "mixtral", "any"});
+      draw.pick({"gpt2", "neox", "llama", "qwen", "mixtral", "mixtral", "deepseek", "any"});
   const bool any = family == "any", neox = family == "neox", gpt2 = family == "gpt2" || neox;
-  const bool experts = family == "mixtral" || (any && draw.chance(0.2));
+  const bool latents = family == "deepseek";
+  const bool experts =
+      family == "mixtral" || (any && draw.chance(0.2)) || (latents && draw.chance(0.5));
   const int64_t heads = draw.pick({1, 2, 3, 4, 4, 4, 6, 8, 8});
   s.set("model.layers", draw.pick({1, 2, 2, 3, 3, 4, 4, 6}));
   s.set("model.heads", heads);
@@ -104,7 +120,11 @@ void draw_model(Draw& draw, Settings& s) {
     s.set("model.head_dim", draw.pick({4, 6, 10, 16}));
     s.set("model.hidden", draw.pick({20, 24, 32, 44}));
   }
-  if (!gpt2 && draw.chance(0.7)) s.set("model.kv_heads", divisor_of(draw, heads));
+  if (latents) {
+    draw_latents(draw, s);
+  } else if (!gpt2 && draw.chance(0.7)) {
+    s.set("model.kv_heads", divisor_of(draw, heads));
+  }
   if (draw.chance(0.6)) s.set("model.ffn", draw.pick({12, 24, 48, 48, 60, 96}));
   const bool swiglu = experts || (any ? draw.chance(0.5) : !gpt2);
   if (swiglu) {
@@ -123,7 +143,7 @@ void draw_model(Draw& draw, Settings& s) {
                         : "rope");
   if (experts || (any ? draw.chance(0.5) : !gpt2)) s.set("model.bias", "false");
   if (family == "qwen" || (any && draw.chance(0.3))) s.set("model.qkv_bias", "true");
-  if (draw.chance(gpt2 ? 0.05 : 0.35)) {
+  if (draw.chance(latents ? 0 : gpt2 ? 0.05 : 0.35)) {
     s.set("model.qk_norm", "true");
     if (draw.chance(0.4)) s.set("model.qk_norm_whole", "true");
   }

@@ -124,6 +124,11 @@ TEST_CASE("kernel scratch: of the ops that take the most where attention has roo
   check_scratch(spec, {}, Backward::measured);
   spec.precision.dtype = "fp32";
   check_scratch(spec, {.cp = 2}, Backward::measured);
+  spec.model.moe.experts = 0;
+  spec.model.qk_norm = false;
+  spec.model.head_dim = 24;
+  spec.model.latent = {.kv_rank = 96, .q_rank = 160, .rope_dim = 8};
+  check_scratch(spec, {.tp = 2}, Backward::measured);
 }
 
 TEST_CASE("kernel scratch: of the norm of all heads together") {

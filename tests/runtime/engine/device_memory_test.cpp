@@ -63,6 +63,15 @@ TrainSpec olmo_spec(const std::string& dtype) {
   return spec;
 }
 
+TrainSpec latent_spec(const std::string& dtype) {
+  TrainSpec spec = llama_spec(dtype);
+  spec.model.kv_heads = 0;
+  spec.model.qk_norm = false;
+  spec.model.head_dim = 24;
+  spec.model.latent = {.kv_rank = 16, .q_rank = 24, .rope_dim = 8};
+  return spec;
+}
+
 TrainSpec mixtral_spec(const std::string& dtype) {
   TrainSpec spec = llama_spec(dtype);
   spec.model.moe = {.experts = 4,
@@ -158,7 +167,7 @@ TEST_CASE("a device that the host cannot look into trains, saves, resumes and ev
   int number = 0;
   for (const char* dtype : {"fp32", "bf16", "fp16", "fp8"}) {
     for (const TrainSpec& spec : {gpt2_spec(dtype), llama_spec(dtype), neox_spec(dtype),
-                                  olmo_spec(dtype), mixtral_spec(dtype)}) {
+                                  olmo_spec(dtype), latent_spec(dtype), mixtral_spec(dtype)}) {
       CAPTURE(dtype);
       CAPTURE(spec.model.activation);
       const auto dir = [&] { return folder.path() / std::to_string(++number) / "step-00000003"; };

@@ -36,12 +36,16 @@ std::unique_ptr<Samples> documents_of(std::shared_ptr<const TokenSource> row, in
                         {.eod = kEod, .mask_loss = mask});
 }
 
-enum class Model { learned_tied, rope };
+enum class Model { learned_tied, rope, latent };
 TrainSpec spec_of(Model model) {
   TrainSpec spec = spec_with({.layers = 4, .micro_batch = 1, .seq_len = 32, .steps = 4});
   spec.model.max_seq = 64;
-  if (model == Model::rope) {
-    spec.model.kv_heads = 2;
+  if (model != Model::learned_tied) {
+    if (model == Model::rope) spec.model.kv_heads = 2;
+    if (model == Model::latent) {
+      spec.model.head_dim = 12;
+      spec.model.latent = {.kv_rank = 16, .rope_dim = 4};
+    }
     spec.model.ffn = 80;
     use_llama_blocks(spec);
     spec.model.tie_embeddings = false;
@@ -99,7 +103,7 @@ void check_close(const Trajectory& a, const Trajectory& b) {
 }  // namespace
 
 TEST_CASE("packed documents train the same in every layout") {
-  for (const Model model : {Model::learned_tied, Model::rope}) {
+  for (const Model model : {Model::learned_tied, Model::rope, Model::latent}) {
     CAPTURE(static_cast<int>(model));
     const TrainSpec spec = spec_of(model);
     const auto samples = documents_of(text_with_documents(), 32, SampleOrder::random);
@@ -179,7 +183,7 @@ class WholeDocuments : public Samples {
 }  // namespace
 
 TEST_CASE("a packed document gives what it gives in a sequence of its own") {
-  for (const Model model : {Model::learned_tied, Model::rope}) {
+  for (const Model model : {Model::learned_tied, Model::rope, Model::latent}) {
     CAPTURE(static_cast<int>(model));
     TrainSpec packed = spec_of(model);
     packed.model.dropout.hidden = 0;

@@ -178,6 +178,25 @@ TEST_CASE("gradients of the whole model agree with finite differences") {
     spec.model.logit_cap = 3;
     check_gradients(spec);
   }
+  SUBCASE("latents of keys and values") {
+    TrainSpec spec = tiny_llama();
+    spec.model.kv_heads = 0;
+    spec.model.head_dim = 6;
+    spec.model.latent = {.kv_rank = 10, .rope_dim = 2, .value_dim = 5};
+    check_gradients(spec);
+  }
+  SUBCASE("latents of queries too, stretched, and their norms made again") {
+    TrainSpec spec = tiny_llama();
+    spec.model.kv_heads = 0;
+    spec.model.head_dim = 8;
+    spec.model.latent = {.kv_rank = 8, .q_rank = 12, .rope_dim = 4};
+    spec.model.position.scaling = {.type = "yarn", .factor = 4, .original_max_seq = 6};
+    spec.model.position.scaling.attention_factor = 1.5;
+    spec.train.micro_batch = 1;
+    spec.recompute.mode = "selective";
+    spec.recompute.modules = {"norm", "core_attn", "latent_up"};
+    check_gradients(spec);
+  }
   SUBCASE("norms behind blocks, and one of all heads") {
     TrainSpec spec = tiny_llama();
     spec.model.norm.place = "output";

@@ -153,9 +153,10 @@ TEST_CASE("LLaMA follows PyTorch for 50 steps in every layout") {
 }
 
 TEST_CASE("variants of LLaMA follow PyTorch for 10 steps, and every layout does so for some") {
-  for (const std::string model : {"llama_scaled", "llama_qwen2", "llama_window", "llama_alibi",
-                                  "llama_stablelm", "llama_neox", "llama_gemma", "llama_olmo2",
-                                  "llama_sandwich", "llama_layers", "llama_caps"}) {
+  for (const std::string model :
+       {"llama_scaled", "llama_qwen2", "llama_window", "llama_alibi", "llama_stablelm",
+        "llama_neox", "llama_gemma", "llama_olmo2", "llama_sandwich", "llama_layers", "llama_caps",
+        "llama_latent", "llama_latent_plain"}) {
     CAPTURE(model);
     const ReferenceRun expected = read_reference(model);
     for (const Way& way : {Way{"one rank", {}},

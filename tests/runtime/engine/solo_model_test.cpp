@@ -95,6 +95,15 @@ ModelShape olmo_shape() {
   return shape;
 }
 
+ModelShape latent_shape() {
+  ModelShape shape = llama_shape();
+  shape.kv_heads = shape.heads;
+  shape.qk_norm = false;
+  shape.head_dim = 12;
+  shape.latent = {.kv_rank = 16, .q_rank = 24, .rope_dim = 4, .value_dim = 8};
+  return shape;
+}
+
 ModelShape sandwich_shape() {
   ModelShape shape = gpt2_shape();
   shape.norm_place = NormPlace::both;
@@ -154,7 +163,7 @@ TEST_CASE("passes that go on give the logits of one pass over everything") {
   for (const ModelShape& shape :
        {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), layered_shape(),
         partial_shape(), neox_shape(), gemma_shape(), olmo_shape(), sandwich_shape(),
-        mixtral_shape(), gated_shape(), balanced_shape()}) {
+        mixtral_shape(), gated_shape(), balanced_shape(), latent_shape()}) {
     Model piecewise(shape);
     int64_t past = 0;
     for (const int64_t length : {1, 2, 3, 40, 63, 64, 65, 66, 128, 149, 150}) {

@@ -19,7 +19,17 @@ namespace {
 
 constexpr int32_t kVocab = 61;
 
-enum class Model { gpt2_tied, gpt2_untied, llama_tied, llama_untied, mixtral, neox, olmo, olmoe };
+enum class Model {
+  gpt2_tied,
+  gpt2_untied,
+  llama_tied,
+  llama_untied,
+  mixtral,
+  neox,
+  olmo,
+  olmoe,
+  latent
+};
 // Every block, head and mixture in some type; what a layout sends knows of a type the bytes of an
 // element, and of FP8 the linears that have copies.
 struct OfType {
@@ -27,7 +37,7 @@ struct OfType {
   std::vector<Model> models;
 };
 const OfType kRuns[] = {
-    {"fp32", {Model::gpt2_tied, Model::llama_untied, Model::mixtral, Model::olmo}},
+    {"fp32", {Model::gpt2_tied, Model::llama_untied, Model::mixtral, Model::olmo, Model::latent}},
     {"bf16", {Model::gpt2_untied, Model::llama_tied, Model::mixtral, Model::olmoe}},
     {"fp8", {Model::gpt2_tied, Model::llama_untied, Model::mixtral, Model::neox}}};
 
@@ -58,6 +68,11 @@ TrainSpec spec_of(Model model) {
   if (olmo) {
     spec.model.qk_norm_whole = true;
     spec.model.norm.place = "output";
+  }
+  if (model == Model::latent) {
+    use_llama_blocks(spec);
+    spec.model.head_dim = 12;
+    spec.model.latent = {.kv_rank = 16, .q_rank = 24, .rope_dim = 4, .value_dim = 4};
   }
   if (model == Model::neox) {
     spec.model.activation = "gelu_exact";
@@ -255,6 +270,12 @@ const Variant kVariants[] = {
      both(zero_2, bf16_gradients)},
     {"dp 4 zero 3 in copies no overlap", {.dp = 4, .zero_ranks = 2}, both(zero_3, no_overlap)},
     {"cp 2", {.cp = 2}},
+    {"cp 2 latents again",
+     {.cp = 2},
+     [](TrainSpec& s) {
+       s.recompute.mode = "selective";
+       s.recompute.modules = {"latent_up"};
+     }},
     {"cp 2 zero 0 selective", {.cp = 2}, both(zero_0, selective)},
     {"cp 4 copies KV heads", {.cp = 4}},
     {"dp 2 cp 2 full", {.dp = 2, .cp = 2}, full_of_3},

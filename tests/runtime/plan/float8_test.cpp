@@ -134,6 +134,39 @@ TEST_CASE(
   CHECK(kept(2) == List{"mlp.down"});
 }
 
+TEST_CASE("fp8 takes the linears of latents") {
+  ResolvedSpec resolved = fp8_spec();
+  TrainSpec& spec = resolved.spec;
+  spec.model.position.type = "rope";
+  spec.model.norm.type = "rmsnorm";
+  spec.model.bias = false;
+  spec.model.head_dim = 32;
+  spec.model.latent = {.kv_rank = 48, .q_rank = 80, .rope_dim = 16};
+  using List = std::vector<std::string>;
+  // With copies of weights, and with copies of what they multiply.
+  const auto taken = [&](const char* copy) {
+    const Planned run = planned(resolved);
+    List list;
+    for (const char* slot : kLinearSlots) {
+      if (run.plan.stages[0].memory.find(layer_buffer(1, slot) + copy) != nullptr) {
+        list.emplace_back(slot);
+      }
+    }
+    return list;
+  };
+  CHECK(taken(kFloat8Forward) == List{"attn.proj", "mlp.up", "mlp.down", "attn.q_down", "attn.q",
+                                      "attn.kv_down", "attn.kv"});
+  CHECK(taken(kFloat8Kept) == List{"mlp.up", "mlp.down", "attn.q", "attn.kv"});
+  spec.recompute.mode = "selective";
+  spec.recompute.modules = {"latent_up"};
+  CHECK(taken(kFloat8Kept) == List{"mlp.up", "mlp.down"});
+  spec.recompute.modules = {"norm"};
+  CHECK(taken(kFloat8Kept) == List{"mlp.down"});
+  spec.recompute = {};
+  spec.model.latent = {.kv_rank = 40, .rope_dim = 16};  // 40 is no multiple of 16, and nor is 56
+  CHECK(taken(kFloat8Forward) == List{"attn.proj", "mlp.up", "mlp.down", "attn.q"});
+}
+
 TEST_CASE("fp8 leaves the first and the last layers in bf16") {
   ResolvedSpec resolved = fp8_spec();
   resolved.spec.precision.fp8 = {.bf16_first_layers = 2, .bf16_last_layers = 1};

@@ -176,6 +176,54 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("memory of latent attention is that of the arena within 2 percent") {
+  for (const bool experts : {false, true}) {
+    for (const int64_t q_rank : {0, 384}) {
+      for (const auto& [tp, pp, cp] : {std::tuple{1, 1, 1}, {4, 1, 1}, {2, 4, 1}, {1, 1, 4}}) {
+        for (const char* dtype : {"fp32", "bf16", "fp8"}) {
+          for (const char* mode : {"none", "selective", "latents", "full", "zb-h1"}) {
+            TrainSpec spec = llama_like();
+            spec.model.layers = 8;
+            spec.model.kv_heads = 0;
+            spec.model.head_dim = 96;
+            spec.model.latent = {.kv_rank = 256, .q_rank = q_rank, .rope_dim = 32};
+            if (experts) spec.model.moe = mixture_of_4();
+            spec.parallel.tp = tp;
+            spec.parallel.pp = pp;
+            spec.parallel.cp = cp;
+            spec.train.micro_batch = 2;
+            spec.precision.dtype = dtype;
+            if (mode == std::string("zb-h1")) {
+              if (pp == 1) continue;
+              spec.parallel.schedule = mode;
+            } else if (mode == std::string("latents")) {
+              spec.recompute.mode = "selective";
+              spec.recompute.modules = {"latent_up", "core_attn"};
+            } else {
+              spec.recompute.mode = mode;
+              if (mode == std::string("selective")) spec.recompute.modules = {"norm", "mlp_act"};
+            }
+            const Plan plan = plan_of(spec, tp * pp * cp * 2);
+            const MemoryForecast memory = forecast_memory(workload_of(plan), layout_of(plan));
+            INFO(fmt::format("q_rank {} experts {} tp {} pp {} cp {} {} {}", q_rank, experts, tp,
+                             pp, cp, dtype, mode));
+            CHECK(memory.total ==
+                  doctest::Approx(static_cast<double>(plan.peak_bytes())).epsilon(0.02));
+            CHECK(memory.activations ==
+                  doctest::Approx(static_cast<double>(
+                                      arena(plan).bytes_of_category(MemoryCategory::activations)))
+                      .epsilon(0.01));
+            CHECK(memory.weights ==
+                  doctest::Approx(
+                      static_cast<double>(arena(plan).bytes_of_category(MemoryCategory::weights)))
+                      .epsilon(0.01));
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("memory of blocks side by side is that of the arena within 2 percent") {
   for (const int tp : {1, 2}) {
     for (const int pp : {1, 2}) {

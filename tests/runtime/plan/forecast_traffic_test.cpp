@@ -45,9 +45,9 @@ TEST_CASE("bytes between replicas are those of the plan, copies of shards includ
 TEST_CASE("bytes inside layers and between stages are those of the plan, stage by stage") {
   const Cluster& cluster = *find_cluster("h100-80g");
   int checked = 0;
-  for (const char* mode :
-       {"none", "core", "mlp", "some", "uniform1", "uniform3", "block2", "divided", "side by side",
-        "side by side 1", "side by side 3", "olmo", "olmo 1", "olmo 3"}) {
+  for (const char* mode : {"none", "core", "mlp", "some", "uniform1", "uniform3", "block2",
+                           "divided", "side by side", "side by side 1", "side by side 3", "olmo",
+                           "olmo 1", "olmo 3", "latent", "latent 1", "latent again"}) {
     for (const char* sp : {"auto", "false"}) {
       for (const auto& [tp, cp, ep, pp, chunks] : {std::tuple{2, 1, 1, 1, 1},
                                                    {4, 1, 1, 2, 1},
@@ -58,9 +58,10 @@ TEST_CASE("bytes inside layers and between stages are those of the plan, stage b
                                                    {2, 1, 2, 2, 1},
                                                    {1, 2, 2, 1, 1}}) {
         std::string kind = mode;
-        const bool parallel = kind.starts_with("side"), olmo = kind.starts_with("olmo");
+        const bool parallel = kind.starts_with("side"), olmo = kind.starts_with("olmo"),
+                   latent = kind.starts_with("latent");
         if (parallel && ep > 1) continue;
-        if (parallel || olmo)
+        if (parallel || olmo || latent)
           kind = kind.ends_with("1") ? "uniform1" : kind.ends_with("3") ? "uniform3" : "none";
         if (kind == "divided" && (tp == 1 || std::string(sp) == "auto")) continue;
         TrainSpec spec = llama_like();
@@ -74,6 +75,16 @@ TEST_CASE("bytes inside layers and between stages are those of the plan, stage b
         if (tp == 2 && pp > 1) spec.parallel.schedule = "zb-h1";
         spec.parallel.sp = sp;
         spec.model.parallel_residual = parallel;
+        if (latent) {
+          spec.model.kv_heads = 0;
+          spec.model.head_dim = 96;
+          spec.model.latent = {.kv_rank = 128, .q_rank = 256, .rope_dim = 32, .value_dim = 80};
+          if (mode == std::string("latent again")) {
+            spec.recompute.mode = "selective";
+            spec.recompute.modules = {"latent_up", "core_attn"};
+            spec.recompute.module_layers = {{"latent_up", 2}};
+          }
+        }
         if (olmo) {
           spec.model.norm.place = "output";
           spec.model.qk_norm = spec.model.qk_norm_whole = true;

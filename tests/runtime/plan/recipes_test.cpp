@@ -26,6 +26,8 @@ TEST_CASE("recipes have the published numbers of parameters") {
       {"mixtral-8x7b", 46'702'792'704},
       {"qwen3-30b-a3b", 30'532'122'624},
       {"dots-llm1", 142'774'381'696},
+      {"deepseek-v2-lite", 15'706'484'224},
+      {"deepseek-v3", 671'026'419'200},
       {"pythia-1.4b", 1'414'647'808},
       {"gemma-2b", 2'506'172'416},
       {"gemma3-1b", 999'885'952},

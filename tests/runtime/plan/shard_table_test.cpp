@@ -300,7 +300,7 @@ TEST_CASE(
   const ParamRow& q = named(table, "model.layers.0.self_attn.q_norm.weight");
   const ParamRow& k = named(table, "model.layers.0.self_attn.k_norm.weight");
   CHECK(q.shape == std::vector<int64_t>{shape.query_width()});
-  CHECK(k.shape == std::vector<int64_t>{shape.kv_width()});
+  CHECK(k.shape == std::vector<int64_t>{shape.key_width()});
   CHECK(q.tp_axis == 0);
   CHECK(k.tp_axis == 0);
   CHECK(k.units == shape.kv_heads);

@@ -2,6 +2,7 @@
 #include "runtime/spec/megatron_command.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <sstream>
@@ -199,6 +200,48 @@ TEST_CASE("Llama 3 8B and a mixture, as Megatron-LM's examples have them") {
       translated(one + "--moe-router-score-function sigmoid").settings.at("model.moe.normalize") ==
       "false");
   CHECK(translated(one + "--moe-router-pre-softmax").settings.at("model.moe.normalize") == "false");
+}
+
+TEST_CASE("latent attention, as Megatron-LM's examples of DeepSeek have it") {
+  const std::string latents =
+      kSmall +
+      "--position-embedding-type rope --multi-latent-attention --kv-lora-rank 512 "
+      "--qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim 96 --swiglu "
+      "--disable-bias-linear --normalization RMSNorm --norm-epsilon 1e-6 --kv-channels 128 ";
+  const Translated v3 =
+      translated(latents +
+                 "--qk-layernorm --q-lora-rank 1536 --rotary-scaling-factor 40 --mscale 1.0 "
+                 "--mscale-all-dim 1.0 --recompute-granularity selective --recompute-modules "
+                 "mla_up_proj mlp");
+  CHECK(v3.errors == "");
+  CHECK(v3.open.empty());
+  CHECK(v3.settings.at("model.head_dim") == "192");
+  CHECK(v3.settings.at("model.latent.kv_rank") == "512");
+  CHECK(v3.settings.at("model.latent.q_rank") == "1536");
+  CHECK(v3.settings.at("model.latent.rope_dim") == "64");
+  CHECK(v3.settings.at("model.latent.value_dim") == "96");
+  CHECK(v3.settings.at("model.latent.norm_eps") == "1e-6");
+  CHECK_FALSE(v3.settings.contains("model.qk_norm"));
+  CHECK(v3.settings.at("model.position.scaling.type") == "yarn");
+  CHECK(v3.settings.at("model.position.scaling.factor") == "40");
+  CHECK(v3.settings.at("model.position.scaling.original_max_seq") == "4096");
+  CHECK(std::stod(v3.settings.at("model.position.scaling.attention_factor")) == 1);
+  const double mscale = 0.1 * std::log(40) + 1;
+  CHECK(std::stod(v3.settings.at("model.attention_scale")) ==
+        doctest::Approx(mscale * mscale / std::sqrt(192)));
+  CHECK(v3.settings.at("recompute.modules") == "[latent_up, mlp]");
+  const Translated plain = translated(latents + "--qk-layernorm");
+  CHECK(plain.errors == "");
+  CHECK_FALSE(plain.settings.contains("model.latent.q_rank"));
+  CHECK_FALSE(plain.settings.contains("model.position.scaling.type"));
+  CHECK_FALSE(plain.settings.contains("model.attention_scale"));
+  CHECK(translated(latents).errors ==
+        "--multi-latent-attention is not available here: latents have norms here "
+        "(--qk-layernorm)\n");
+  CHECK(translated(kSmall + "--multi-latent-attention --qk-layernorm --normalization RMSNorm")
+            .errors ==
+        "--multi-latent-attention is not available here: it goes with --position-embedding-type "
+        "rope\n");
 }
 
 TEST_CASE("Megatron's defaults are written where mtl has others") {

@@ -94,7 +94,8 @@ TEST_CASE("a list of words") {
   CHECK(loaded.resolved.spec.recompute.modules == std::vector<std::string>{"mlp", "norm"});
   CHECK(loaded.resolved.spec.recompute.module_layers.empty());
   const std::string some =
-      "give a list of some of core_attn, mlp_act, norm, mlp, perhaps with whole numbers from 1 to "
+      "give a list of some of core_attn, mlp_act, norm, latent_up, mlp, perhaps with whole numbers "
+      "from 1 to "
       "100000, like [norm, mlp_act: 7]";
   CHECK(refusal("recompute.modules=[]") == "config.range: recompute.modules is empty | " + some);
   CHECK(refusal("recompute={modules: mlp}") ==

@@ -124,6 +124,11 @@ TEST_CASE("every key can be set to what it is not") {
            "model.head_dim=8",
            "model.qk_norm=true",
            "model.qk_norm_whole=true",
+           "model.latent.kv_rank=512",
+           "model.latent.q_rank=1536",
+           "model.latent.rope_dim=32",
+           "model.latent.value_dim=96",
+           "model.latent.norm_eps=1e-5",
            "model.parallel_residual=true",
            "model.embedding_scale=45.25",
            "model.qkv_bias=true",
@@ -244,6 +249,11 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.norm.place == "both");
   CHECK(s.model.qk_norm);
   CHECK(s.model.qk_norm_whole);
+  CHECK(s.model.latent.kv_rank == 512);
+  CHECK(s.model.latent.q_rank == 1536);
+  CHECK(s.model.latent.rope_dim == 32);
+  CHECK(s.model.latent.value_dim == 96);
+  CHECK(s.model.latent.norm_eps == 1e-5);
   CHECK(s.model.parallel_residual);
   CHECK(s.model.embedding_scale == 45.25);
   CHECK(s.model.qkv_bias == "true");
