@@ -11,6 +11,7 @@
 
 #include "runtime/interchange/hf_config_reader.h"
 #include "runtime/interchange/hf_experts.h"
+#include "runtime/interchange/hf_latent.h"
 #include "runtime/interchange/hf_rope.h"
 #include "runtime/interchange/hf_windows.h"
 
@@ -83,7 +84,9 @@ void read_llama_like(ConfigReader& config, ModelShape& shape, const LlamaLike& d
   shape.hidden = config.size("hidden_size");
   shape.heads = config.size("num_attention_heads");
   shape.kv_heads = config.size("num_key_value_heads", shape.heads);
-  shape.head_dim = config.size("head_dim", 0);
+  // With latents it is the rotated part of a head, if it is there.
+  const int64_t head_dim = config.size("head_dim", 0);
+  if (!shape.has_latents()) shape.head_dim = head_dim;
   shape.ffn = config.size("intermediate_size");
   shape.max_seq = config.size("max_position_embeddings", 2048);
   shape.norm_eps = config.number_in(
@@ -253,6 +256,7 @@ std::optional<std::string> other_than_here(const std::string& type) {
   if (type.starts_with("gemma3n")) {
     return "vectors of a token for every layer, and layers that share keys";
   }
+  if (type == "deepseek_v32") return "attention to keys that an indexer chooses";
   if (type == "olmo") return "layer norms without weights";
   if (type == "phi") return "attention and feed-forward block that share a norm";
   if (type == "phimoe") return "layer norms beside experts that are chosen by another rule";
@@ -320,11 +324,16 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
     read_qwen_experts(config, shape, 128, 8, 768);
     // 4.57 has no such number any more: a window is that of all layers.
     read_hf_windows(config, {.window = 4096, .switched = true, .full_below = 0}, shape);
+  } else if (type.starts_with("deepseek_v") || type == "kimi_k2") {
+    read_latent_heads(config, shape);
+    read_llama_like(config, shape, {1e-6, {10000}});
+    read_deepseek(config, type, shape);
   } else if (type == "dots1") {
     read_llama_like(config, shape, {1e-6, {10000}});
     shape.qk_norm = true;
     config.require("attention_bias", false, false, "norms of queries and keys come without biases");
-    read_dots_experts(config, shape);
+    read_deepseek_experts(config, shape,
+                          {.ffn = 1408, .scores = {.sigmoid = true, .normalize = false}});
     // The published files have these, and transformers reads neither.
     for (const char* unread : {"scoring_func", "use_sliding_window"}) config.find(unread);
     const bool given = config.json().contains("sliding_window");
@@ -382,10 +391,10 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
     diagnostics.add(
         {.code = "import.family",
          .what = file + ": " + what,
-         .help = "mtl reads exaone4, gemma, gemma2, gemma3, gemma3_text, glm, glm4, gpt2, "
-                 "gpt_neox, llama, mistral, mixtral, olmo2, olmo3, olmoe, phi3, qwen2, "
-                 "qwen3, qwen2_moe, qwen3_moe, dots1, smollm3, stablelm and starcoder2, for "
-                 "causal LM"});
+         .help = "mtl reads deepseek_v2, deepseek_v3, dots1, exaone4, gemma, gemma2, gemma3, "
+                 "gemma3_text, glm, glm4, gpt2, gpt_neox, kimi_k2, llama, mistral, mixtral, "
+                 "olmo2, olmo3, olmoe, phi3, qwen2, qwen3, qwen2_moe, qwen3_moe, smollm3, "
+                 "stablelm and starcoder2, for causal LM"});
   };
   if (!json.is_object()) {
     refuse_family("it is not a JSON object");
@@ -405,6 +414,9 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
       {"qwen2_moe", "Qwen2MoeForCausalLM"},
       {"qwen3_moe", "Qwen3MoeForCausalLM"},
       {"dots1", "Dots1ForCausalLM"},
+      {"deepseek_v2", "DeepseekV2ForCausalLM"},
+      {"deepseek_v3", "DeepseekV3ForCausalLM"},
+      {"kimi_k2", "DeepseekV3ForCausalLM"},
       {"stablelm", "StableLmForCausalLM"},
       {"gpt_neox", "GPTNeoXForCausalLM"},
       {"phi3", "Phi3ForCausalLM"},
@@ -441,6 +453,7 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
   shape.vocab = config.size("vocab_size");
   shape.init_std = config.number("initializer_range", 0.02);
   read_family(config, type, shape);
+  if (shape.has_latents()) model.layers_ahead = config.size("num_nextn_predict_layers", 0);
   const auto positive = [&](const char* what, int64_t value) {
     if (value >= 1) return true;
     config.refuse(fmt::format("{} is {}", what, value));

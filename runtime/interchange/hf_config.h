@@ -17,6 +17,9 @@ struct HfModel {
   std::string architecture;  // "LlamaForCausalLM"
   // It is the text part of a model that sees pictures, and its tensors have names inside that one.
   bool with_pictures = false;
+  // Layers behind those of the model, which predict tokens further ahead (DeepSeek-V3's multi-token
+  // prediction, arXiv 2412.19437) and are not read.
+  int64_t layers_ahead = 0;
 };
 
 // Reads every field that changes the mathematics, or refuses it. Problems go to `diagnostics` as

@@ -10,6 +10,7 @@ const std::set<std::string>& harmless_fields() {
                                                 "_attn_implementation",
                                                 "architectures",
                                                 "auto_map",
+                                                "aux_loss_alpha",
                                                 "bos_token_id",
                                                 "classifier_dropout",
                                                 "decoder_start_token_id",
@@ -21,6 +22,7 @@ const std::set<std::string>& harmless_fields() {
                                                 "resid_pdrop",
                                                 "attention_dropout",
                                                 "eos_token_id",
+                                                "ep_size",
                                                 "hidden_dropout",
                                                 "id2label",
                                                 "initializer_range",
@@ -46,6 +48,7 @@ const std::set<std::string>& harmless_fields() {
                                                 "router_aux_loss_coef",
                                                 "router_jitter_noise",
                                                 "sep_token_id",
+                                                "seq_aux",
                                                 "summary_activation",
                                                 "summary_first_dropout",
                                                 "summary_proj_to_labels",
@@ -78,9 +81,16 @@ ConfigReader ConfigReader::section(const std::string& key) {
 
 void ConfigReader::finish() {
   for (const char* key : {"quantization_config", "compression_config"}) {
-    if (find(key) != nullptr) {
-      refuse(named(key) + " is there: quantised weights", "import the model that it was made from");
-    }
+    const nlohmann::json* const quantised = find(key);
+    if (quantised == nullptr) continue;
+    // DeepSeek-V3 and Kimi K2 are published like that alone, and come with a program for it.
+    const bool fp8 = quantised->is_object() && quantised->contains("quant_method") &&
+                     quantised->at("quant_method") == "fp8";
+    refuse(fmt::format("{} is there: {}", named(key),
+                       fp8 ? "weights in fp8, with scales" : "quantised weights"),
+           fp8 ? "convert the weights to bf16 first (DeepSeek-V3's fp8_cast_bf16.py does), and "
+                 "take the field out of config.json"
+               : "import the model that it was made from");
   }
   for (const auto& [key, value] : json_.items()) {
     if (seen_.contains(key) || harmless_fields().contains(key) || value.is_null()) continue;

@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/interchange/hf_config.h"
+#include "runtime/interchange/hf_experts.h"
+#include "runtime/interchange/hf_latent.h"
 #include "runtime/interchange/hf_rope.h"
 #include "runtime/interchange/hf_windows.h"
 
@@ -120,18 +122,12 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
     config["use_parallel_residual"] = false;
     config["hidden_dropout"] = shape.dropout_hidden;
     for (const char* other : {"rms_norm_eps", "head_dim"}) config.erase(other);
+  } else if (shape.has_latents()) {
+    write_latents(shape, config);
   } else if (model.architecture == "Dots1ForCausalLM") {
     config["model_type"] = "dots1";
     config["attention_bias"] = false;
-    config["n_routed_experts"] = shape.experts;
-    config["num_experts_per_tok"] = shape.experts_per_token;
-    config["moe_intermediate_size"] = shape.ffn;
-    config["n_shared_experts"] = shape.shared_ffn / shape.ffn;
-    config["norm_topk_prob"] = shape.moe_scores.normalize;
-    config["routed_scaling_factor"] = shape.moe_scores.scale;
-    config["n_group"] = shape.moe_scores.groups;
-    config["topk_group"] = shape.moe_scores.group_topk;
-    config["first_k_dense_replace"] = shape.dense_layers.size();
+    write_deepseek_experts(shape, config);
     config["sliding_window"] = window();
     full_below();
   } else if (model.architecture == "Qwen3MoeForCausalLM") {

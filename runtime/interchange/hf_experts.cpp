@@ -81,27 +81,29 @@ void read_olmoe_experts(ConfigReader& config, ModelShape& shape) {
   }
 }
 
-void read_dots_experts(ConfigReader& config, ModelShape& shape) {
+void read_deepseek_experts(ConfigReader& config, ModelShape& shape,
+                           const DeepseekExperts& defaults) {
   const int64_t of_dense = shape.ffn;
-  shape.ffn = config.size("moe_intermediate_size", 1408);
-  shape.experts = config.size("n_routed_experts");
+  shape.ffn = config.size("moe_intermediate_size", defaults.ffn);
+  shape.experts = config.size("n_routed_experts", defaults.experts);
   if (shape.experts < 1) {
     config.refuse("'n_routed_experts' is 0", "compare config.json with the original model's");
   }
-  shape.moe_scores = {.sigmoid = true,
-                      .normalize = config.boolean("norm_topk_prob", false),
-                      .scale = config.number_in({0, 1e4, true}, "routed_scaling_factor", 1),
-                      .groups = config.size("n_group", 1),
-                      .group_topk = config.size("topk_group", 1)};
-  shape.expert_bias = true;
-  read_chosen_experts(config, shape, std::nullopt);
-  const int64_t shared = config.size("n_shared_experts");
+  shape.moe_scores = defaults.scores;
+  ModelShape::MoeScores& scores = shape.moe_scores;
+  scores.normalize = config.boolean("norm_topk_prob", scores.normalize);
+  scores.scale = config.number_in({0, 1e4, true}, "routed_scaling_factor", scores.scale);
+  scores.groups = config.size("n_group", scores.groups);
+  scores.group_topk = config.size("topk_group", scores.group_topk);
+  shape.expert_bias = scores.sigmoid;
+  read_chosen_experts(config, shape, defaults.chosen);
+  const int64_t shared = config.size("n_shared_experts", defaults.shared);
   if (shared < 1) {
     config.refuse("'n_shared_experts' is 0", "compare config.json with the original model's");
   }
   shape.shared_ffn = shared * shape.ffn;
   std::vector<int64_t> dense(static_cast<size_t>(
-      std::min({config.size("first_k_dense_replace", 0), shape.layers, kMostLayers})));
+      std::min({config.size("first_k_dense_replace", defaults.dense), shape.layers, kMostLayers})));
   std::iota(dense.begin(), dense.end(), 0);
   set_dense_layers(config, shape, dense, of_dense);
   if (const int64_t every = config.size("moe_layer_freq", 1); every != 1) {
@@ -110,22 +112,48 @@ void read_dots_experts(ConfigReader& config, ModelShape& shape) {
                               every),
                   "this model cannot be run by mtl");
   }
-  const int64_t groups = shape.moe_scores.groups, taken = shape.moe_scores.group_topk;
+  if (!scores.sigmoid) {
+    const std::string method = config.text("topk_method", "greedy");
+    // Groups that are said do not count then.
+    if (method == "greedy") scores.groups = scores.group_topk = 1;
+    if (method != "greedy" && method != "group_limited_greedy") {
+      config.refuse(fmt::format("'topk_method' is '{}', and 'greedy' and 'group_limited_greedy' "
+                                "are there",
+                                method),
+                    "this model cannot be run by mtl");
+    }
+  }
+  const int64_t groups = scores.groups, taken = scores.group_topk;
   if (groups == 1) return;
   const int64_t size = groups > 0 ? shape.experts / groups : 0;
   const bool whole = groups > 1 && groups <= 64 && shape.experts % groups == 0 && taken >= 1 &&
                      taken <= groups && shape.experts_per_token <= taken * size;
+  // Here, as in Megatron-LM, a group's score is of its topk / group_topk best.
+  const int64_t of_group = whole ? shape.experts_per_token / taken : 0;
   if (!whole) {
     config.refuse(fmt::format("'n_group' {} and 'topk_group' {} do not fit {} of {} experts",
                               groups, taken, shape.experts_per_token, shape.experts),
                   "compare config.json with the original model's");
-  } else if (shape.experts_per_token / taken != 2) {
-    // Here, as in Megatron-LM, topk / group_topk of them.
-    config.refuse(fmt::format("a group's score is the sum of its two best experts', and here that "
-                              "of {} (num_experts_per_tok / topk_group)",
-                              shape.experts_per_token / taken),
-                  "this model cannot be run by mtl");
+  } else if (of_group != (scores.sigmoid ? 2 : 1)) {
+    config.refuse(
+        fmt::format("a group's score is {}, and here the sum of those of {} "
+                    "(num_experts_per_tok / topk_group)",
+                    scores.sigmoid ? "the sum of its two best experts'" : "its best expert's",
+                    of_group),
+        "this model cannot be run by mtl");
   }
+}
+
+void write_deepseek_experts(const ModelShape& shape, nlohmann::ordered_json& config) {
+  config["n_routed_experts"] = shape.experts;
+  config["num_experts_per_tok"] = shape.experts_per_token;
+  config["moe_intermediate_size"] = shape.ffn;
+  config["n_shared_experts"] = shape.shared_ffn / shape.ffn;
+  config["norm_topk_prob"] = shape.moe_scores.normalize;
+  config["routed_scaling_factor"] = shape.moe_scores.scale;
+  config["n_group"] = shape.moe_scores.groups;
+  config["topk_group"] = shape.moe_scores.group_topk;
+  config["first_k_dense_replace"] = shape.dense_layers.size();
 }
 
 }  // namespace mtl

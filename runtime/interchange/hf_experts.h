@@ -2,6 +2,10 @@
 // dense layers for that of all until here, shape.ffn, and refuses what is no mixture.
 #pragma once
 
+#include <optional>
+
+#include <nlohmann/json_fwd.hpp>
+
 #include "runtime/interchange/hf_config_reader.h"
 #include "runtime/plan/model_shape.h"
 
@@ -12,7 +16,18 @@ void read_mixtral_experts(ConfigReader& config, ModelShape& shape);
 void read_qwen_experts(ConfigReader& config, ModelShape& shape, int64_t experts, int64_t chosen,
                        int64_t ffn);
 void read_olmoe_experts(ConfigReader& config, ModelShape& shape);
-// dots.llm1: DeepSeek-V3's mixture beside Qwen3's attention.
-void read_dots_experts(ConfigReader& config, ModelShape& shape);
+// DeepSeek's mixtures: V3's, with sigmoids, which dots.llm1 and Kimi K2 have too, or V2's. What
+// holds where the file does not say it; what has nothing has to be said.
+struct DeepseekExperts {
+  std::optional<int64_t> experts = {}, chosen = {};
+  int64_t ffn;
+  std::optional<int64_t> shared = {};
+  int64_t dense = 0;
+  ModelShape::MoeScores scores;
+};
+void read_deepseek_experts(ConfigReader& config, ModelShape& shape,
+                           const DeepseekExperts& defaults);
+// The same fields, of a shape that has them.
+void write_deepseek_experts(const ModelShape& shape, nlohmann::ordered_json& config);
 
 }  // namespace mtl

@@ -6,6 +6,7 @@
 
 #include "runtime/interchange/export.h"
 #include "runtime/interchange/export_source.h"
+#include "runtime/interchange/hf_latent.h"
 #include "runtime/interchange/hf_layout.h"
 #include "runtime/interchange/hf_rope.h"
 #include "runtime/interchange/hf_tokenizer.h"
@@ -72,6 +73,7 @@ ExportReport export_hf(const ExportOptions& options) {
   const HfTokens tokens =
       write_hf_tokenizer(source.reader().tokenizer(), shape, folder, report.warnings);
   if (const auto warning = older_rotation(shape, options.out)) report.warnings.push_back(*warning);
+  if (const auto warning = unscaled_scores(shape)) report.warnings.push_back(*warning);
   folder.write("config.json",
                hf_config_of(model, tokens, torch_name(options.dtype)).dump(2) + "\n");
   OrderedJson generation = {{"_from_model_config", true}};

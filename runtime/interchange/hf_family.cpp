@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/interchange/hf_config.h"
+#include "runtime/interchange/hf_latent.h"
 
 namespace mtl {
 
@@ -204,6 +205,7 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
 
 // The family that is closest; what of it a model is not, the notes say.
 std::string architecture_of(const ModelShape& shape) {
+  if (shape.has_latents()) return latent_architecture(shape);
   if (shape.family() == Family::gpt2 && shape.experts == 0) return "GPT2LMHeadModel";
   if (is_glm(shape)) return shape.norms_outputs() ? "Glm4ForCausalLM" : "GlmForCausalLM";
   if (is_starcoder2(shape)) return "Starcoder2ForCausalLM";
@@ -282,8 +284,12 @@ HfModel hf_model_of(const ModelShape& shape) {
   std::string architecture = architecture_of(shape);
   std::vector<std::string> notes;
   const bool whole = shape.family() == Family::gpt2 && shape.experts == 0;
-  if (!whole && !is_glm(shape) && !is_starcoder2(shape)) notes = obstacles(shape);
-  add_layer_notes(shape, architecture, notes);
+  if (shape.has_latents()) {
+    notes = latent_obstacles(shape);
+  } else {
+    if (!whole && !is_glm(shape) && !is_starcoder2(shape)) notes = obstacles(shape);
+    add_layer_notes(shape, architecture, notes);
+  }
   if (!notes.empty()) {
     throw Error(Exit::data,
                 {.code = "export.family",

@@ -1,6 +1,7 @@
 // Hugging Face folders: config.json and model.safetensors, whole or in shards with an index;
 // pytorch_model.bin where nothing else is there.
 #include <algorithm>
+#include <charconv>
 #include <set>
 
 #include <fmt/format.h>
@@ -135,8 +136,19 @@ bool is_of_pictures(std::string_view name) {
   return name.starts_with("vision_tower.") || name.starts_with("multi_modal_projector.");
 }
 
+// Of a layer behind those of the model (HfModel::layers_ahead).
+bool is_ahead(const HfModel& model, std::string_view name) {
+  if (name.starts_with("model.")) name.remove_prefix(6);
+  if (!name.starts_with("layers.")) return false;
+  name.remove_prefix(7);
+  int64_t layer = -1;
+  const auto end = std::from_chars(name.data(), name.data() + name.size(), layer);
+  const int64_t first = model.shape.layers;
+  return end.ec == std::errc() && layer >= first && layer - first < model.layers_ahead;
+}
+
 void assign(const HfModel& model, const ForeignTensors& there, const fs::path& folder,
-            ForeignWeights& weights) {
+            ForeignModel& foreign) {
   constexpr size_t kMostNotes = 12;
   std::vector<std::string> notes;
   std::set<std::string> used;
@@ -161,16 +173,21 @@ void assign(const HfModel& model, const ForeignTensors& there, const fs::path& f
                                   to_string(tensor->second.shape), to_string(wanted.shape)));
     } else {
       for (const ForeignPart& part : wanted.parts) {
-        weights.add(table[part.row].name, table[part.row].shape,
-                    {.rect = part.rect,
-                     .source = view_of(part, tensor->second),
-                     .at = Dims(part.at.size(), 0),
-                     .transposed = part.transposed,
-                     .plus = part.plus});
+        foreign.weights.add(table[part.row].name, table[part.row].shape,
+                            {.rect = part.rect,
+                             .source = view_of(part, tensor->second),
+                             .at = Dims(part.at.size(), 0),
+                             .transposed = part.transposed,
+                             .plus = part.plus});
       }
     }
   }
+  int64_t ahead = 0;
   const auto unexpected = [&](const std::string& name) {
+    if (is_ahead(model, name)) {
+      ++ahead;
+      return;
+    }
     // A tied head is the embedding, whatever else the file says (as transformers does it).
     const bool tied = model.shape.tie_embeddings && is_head(name);
     const bool pictures = model.with_pictures && is_of_pictures(name);
@@ -180,6 +197,20 @@ void assign(const HfModel& model, const ForeignTensors& there, const fs::path& f
   };
   for (const auto& [name, tensor] : there.tensors) unexpected(name);
   for (const auto& [name, dtype] : there.others) unexpected(name);
+  if (ahead > 0) {
+    foreign.warnings.push_back(
+        {.code = "import.tensor",
+         .what =
+             fmt::format("{} tensors of {} behind the model's {} are left out: they predict "
+                         "tokens further ahead ('num_nextn_predict_layers'), which mtl does "
+                         "not do",
+                         ahead,
+                         model.layers_ahead == 1 ? "the layer"
+                                                 : fmt::format("the {} layers", model.layers_ahead),
+                         model.shape.layers),
+         .help = "nothing: the model itself is whole without them",
+         .severity = Diagnostic::Severity::warning});
+  }
   if (notes.empty()) return;
   const size_t count = notes.size();
   if (count > kMostNotes) {
@@ -226,7 +257,7 @@ ForeignModel open_hf_folder(const fs::path& path) {
                        .shape = model.shape,
                        .weights = {},
                        .warnings = diagnostics.all()};
-  assign(model, read_weights(path), path, foreign.weights);
+  assign(model, read_weights(path), path, foreign);
   return foreign;
 }
 

@@ -45,7 +45,8 @@ void read_llama3(ConfigReader& scaling, RopeScaling& to) {
   }
 }
 
-void read_yarn(ConfigReader& scaling, const ModelShape& shape, RopeScaling& to) {
+void read_yarn(ConfigReader& scaling, ModelShape& shape) {
+  RopeScaling& to = shape.rope_scaling;
   to.original_max_seq = static_cast<int64_t>(
       scaling.number_in(kPositionsRange, "original_max_position_embeddings",
                         static_cast<double>(std::max<int64_t>(shape.max_seq, 1))));
@@ -58,8 +59,13 @@ void read_yarn(ConfigReader& scaling, const ModelShape& shape, RopeScaling& to) 
   constexpr ConfigReader::Range kScale{0, 1000};
   const double mscale = scaling.number_in(kScale, "mscale", 0);
   const double all = scaling.number_in(kScale, "mscale_all_dim", 0);
-  const auto amplitude = [&](double scale) { return 0.1 * scale * std::log(to.factor) + 1; };
-  if (mscale > 0 && all > 0) to.attention_factor = amplitude(mscale) / amplitude(all);
+  if (mscale > 0 && all > 0) {
+    to.attention_factor = yarn_amplitude(to.factor, mscale) / yarn_amplitude(to.factor, all);
+  }
+  // Of a DeepSeek-V2 transformers does so from 5.24 on, and DeepSeek's own code from the beginning.
+  if (shape.has_latents() && all > 0) {
+    shape.attention_scale = yarn_score_scale(shape.head_dim, to.factor, all);
+  }
   to.attention_factor = scaling.number_in({0, 1000, true}, "attention_factor", to.attention_factor);
   if (shape.rope_base <= 1) {
     scaling.refuse("yarn needs a 'rope_theta' above 1",
@@ -158,7 +164,7 @@ void read_hf_rope(ConfigReader& config, const HfRopeDefaults& defaults, ModelSha
     read_llama3(scaling, to);
   } else if (type == "yarn") {
     to.type = RopeScalingType::yarn;
-    read_yarn(scaling, shape, to);
+    read_yarn(scaling, shape);
   } else if (type == "dynamic") {
     return config.refuse(
         "rotary positions are scaled by 'dynamic': the frequencies follow the length of each text",
@@ -175,6 +181,15 @@ void read_hf_rope(ConfigReader& config, const HfRopeDefaults& defaults, ModelSha
         "this model cannot be run by mtl");
   }
   scaling.finish();
+}
+
+double yarn_amplitude(double factor, double mscale) {
+  return 0.1 * mscale * std::log(factor) + 1;
+}
+
+double yarn_score_scale(int64_t head_dim, double factor, double mscale_all_dim) {
+  const double amplitude = yarn_amplitude(factor, mscale_all_dim);
+  return amplitude * amplitude / std::sqrt(static_cast<double>(head_dim));
 }
 
 nlohmann::ordered_json hf_rope_scaling(const RopeScaling& scaling) {

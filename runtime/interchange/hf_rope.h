@@ -24,9 +24,14 @@ struct HfRopeDefaults {
   std::optional<double> window_theta = std::nullopt;
 };
 
-// Sets position, base, fraction, scaling and the base of windows; `shape` has its other numbers.
-// Problems go to the reader's diagnostics.
+// Sets position, base, fraction, scaling and the base of windows, and with latents the scale of
+// scores; `shape` has its other numbers. Problems go to the reader's diagnostics.
 void read_hf_rope(ConfigReader& config, const HfRopeDefaults& defaults, ModelShape& shape);
+
+// What YaRN's authors multiply cos and sin by, with DeepSeek's own scale of the logarithm; and what
+// DeepSeek multiplies all scores by then, with the scale of whole heads ('mscale_all_dim').
+double yarn_amplitude(double factor, double mscale);
+double yarn_score_scale(int64_t head_dim, double factor, double mscale_all_dim);
 
 // 'rope_scaling' as transformers 4 has it and 5 reads it; null where nothing is scaled.
 nlohmann::ordered_json hf_rope_scaling(const RopeScaling& scaling);

@@ -16,7 +16,8 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 // A token that begins a text has no name in the format; these are what it is called.
-const char* const kBegin[] = {"<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>"};
+const char* const kBegin[] = {"<|begin_of_text|>",       "<s>",  "<bos>", "<|startoftext|>",
+                              "<｜begin▁of▁sentence｜>", "[BOS]"};
 
 // Tokens that were added to a SentencePiece model are in added_tokens.json: without them the
 // model's last rows would be padding, and a prompt's special tokens words. Some folders list there

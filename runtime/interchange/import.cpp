@@ -40,7 +40,11 @@ void check_known(const ModelShape& shape, const std::string& kind) {
       known.moe_scores.group_topk == shape.moe_scores.group_topk &&
       known.dense_layers == shape.dense_layers && known.dense_layer_ffn == shape.dense_layer_ffn &&
       known.expert_bias == shape.expert_bias && known.shared_ffn == shape.shared_ffn &&
-      known.shared_gate == shape.shared_gate;
+      known.shared_gate == shape.shared_gate && known.latent.kv_rank == shape.latent.kv_rank &&
+      known.latent.q_rank == shape.latent.q_rank &&
+      known.latent.rope_dim == shape.latent.rope_dim &&
+      known.latent.value_dim == shape.latent.value_dim &&
+      known.latent.norm_eps == shape.latent.norm_eps;
   if (same) return;
   throw Error(Exit::data, {.code = "import.family",
                            .what = "this version cannot run this model: " + kind,
@@ -131,6 +135,11 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
     line("    skip: {{layers: [{}]}}", fmt::join(shape.unrotated_layers, ", "));
   }
   line("  max_seq: {}\n  bias: {}", shape.max_seq, shape.bias);
+  if (shape.has_latents()) {
+    const ModelShape::Latent& latent = shape.latent;
+    line("  latent: {{kv_rank: {}, q_rank: {}, rope_dim: {}, value_dim: {}, norm_eps: {}}}",
+         latent.kv_rank, latent.q_rank, latent.rope_dim, latent.value_dim, latent.norm_eps);
+  }
   if (shape.qkv_bias != shape.bias) line("  qkv_bias: {}", shape.qkv_bias);
   if (shape.sliding_window > 0) line("  sliding_window: {}", shape.sliding_window);
   if (!shape.full_layers.empty()) {

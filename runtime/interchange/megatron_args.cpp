@@ -103,7 +103,7 @@ ModelShape MegatronArgs::shape() {
            {"rotary_interleaved", "halves of a head are rotated together here"},
            {"squared_relu", "the activation is GELU or SwiGLU here"},
            {"quick_geglu", "the activation is GELU or SwiGLU here"},
-           {"multi_latent_attention", "attention is over plain keys and values here"},
+           {"multi_latent_attention", "latents are not imported from Megatron yet"},
            {"attention_output_gate", "there is none here"},
            {"spec", "the layers have a specification of their own"}}) {
     require_off(key, why);

@@ -107,6 +107,7 @@ class Builder {
 
 std::string megatron_obstacle(const ModelShape& shape, int64_t tp) {
   if (shape.experts > 0) return "mixtures of experts are not laid out for Megatron yet";
+  if (shape.has_latents()) return "latent attention (model.latent) is not laid out for Megatron";
   if (shape.parallel_residual) {
     return "Megatron's feed-forward block reads what attention has made (model.parallel_residual)";
   }

@@ -19,6 +19,7 @@ import argparse
 import collections
 import importlib.util
 import json
+import math
 import os
 import shutil
 import sys
@@ -38,6 +39,16 @@ def llama_like(hidden=32, **more):
     return dict(vocab_size=VOCAB, hidden_size=hidden, intermediate_size=hidden * 3 // 2, num_hidden_layers=2,
                 num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
                 rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2, **more)
+
+
+def latents():
+    return dict(kv_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6)
+
+
+def deepseek_like():
+    config = llama_like(16)
+    config["num_key_value_heads"] = config["num_attention_heads"]
+    return config
 
 
 def configs():
@@ -110,6 +121,28 @@ def configs():
         n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=4, n_group=4, topk_group=2,
         moe_intermediate_size=12, first_k_dense_replace=1, norm_topk_prob=True,
         routed_scaling_factor=2.5, head_dim=8, sliding_window=None, **llama_like(16))
+    # Latent attention. Beside mscale_all_dim another mscale, so that each of the two shows.
+    yield "deepseek-v3", transformers.DeepseekV3Config(
+        n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=4, n_group=4, topk_group=2,
+        moe_intermediate_size=12, first_k_dense_replace=1, q_lora_rank=20, pad_token_id=None,
+        rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+                      "mscale": 1.0, "mscale_all_dim": 0.707, "beta_fast": 32, "beta_slow": 1},
+        **latents(), **deepseek_like())
+    # Without experts, latents of queries and a scaling.
+    yield "deepseek-v3-dense", transformers.DeepseekV3Config(
+        first_k_dense_replace=2, q_lora_rank=None, rope_theta=5000.0, pad_token_id=None,
+        **latents(), **deepseek_like())
+    yield "deepseek-v2", transformers.DeepseekV2Config(
+        n_routed_experts=6, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=12,
+        first_k_dense_replace=1, routed_scaling_factor=1.5, q_lora_rank=None, pad_token_id=None,
+        rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+                      "mscale": 0.707, "mscale_all_dim": 0.707},
+        **latents(), **deepseek_like())
+    # Where a token takes as many groups as experts, the score of a group is that of one expert.
+    yield "deepseek-v2-groups", transformers.DeepseekV2Config(
+        n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=2, moe_intermediate_size=12,
+        topk_method="group_limited_greedy", n_group=4, topk_group=2, routed_scaling_factor=4.0,
+        q_lora_rank=20, pad_token_id=None, **latents(), **deepseek_like())
 
 
 def randomise(model):
@@ -140,8 +173,21 @@ def window_excess():
     return int((mask[0, 0, -1] == 0).sum()) - 4
 
 
+def scale_scores(model):
+    """YaRN scales all scores of a DeepSeek-V2, as DeepSeek's own code does it; transformers before
+    5.24 does it of a DeepSeek-V3 alone."""
+    scaling = getattr(model.config, "rope_scaling", None) or {}
+    if model.config.model_type != "deepseek_v2" or not scaling.get("mscale_all_dim"):
+        return
+    amplitude = 0.1 * scaling["mscale_all_dim"] * math.log(scaling["factor"]) + 1
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        attention.scaling = attention.qk_head_dim ** -0.5 * amplitude ** 2
+
+
 def logits_of(model):
     model.eval()
+    scale_scores(model)
     window = getattr(model.config, "sliding_window", None)
     windowed = window and getattr(model.config, "use_sliding_window", True)
     if windowed:

@@ -47,25 +47,13 @@ const Folder kFolders[] = {{"gpt2", "GPT2LMHeadModel"},
                            {"qwen2-moe", "Qwen2MoeForCausalLM"},
                            {"qwen3-moe", "Qwen3MoeForCausalLM"},
                            {"dots1", "Dots1ForCausalLM"},
+                           {"deepseek-v2", "DeepseekV2ForCausalLM"},
+                           {"deepseek-v2-groups", "DeepseekV2ForCausalLM"},
+                           {"deepseek-v3", "DeepseekV3ForCausalLM"},
+                           {"deepseek-v3-dense", "DeepseekV3ForCausalLM"},
                            {"stablelm", "StableLmForCausalLM"},
                            {"gpt-neox", "GPTNeoXForCausalLM"},
                            {"gpt-neox-sequential", "GPTNeoXForCausalLM"}};
-
-// The bytes of every tensor of a folder, by name.
-std::map<std::string, std::string> tensor_bytes(const fs::path& folder) {
-  std::map<std::string, std::string> bytes;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.path().extension() != ".safetensors") continue;
-    for (const auto& [name, tensor] : read_safetensors(entry.path()).tensors) {
-      int64_t elements = 1;
-      for (const int64_t d : tensor.shape) elements *= d;
-      bytes[name] =
-          tensor.file->bytes().substr(static_cast<size_t>(tensor.byte_offset),
-                                      static_cast<size_t>(elements * bytes_of(tensor.dtype)));
-    }
-  }
-  return bytes;
-}
 
 }  // namespace
 

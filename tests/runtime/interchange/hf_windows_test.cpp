@@ -24,36 +24,6 @@ namespace {
 
 using Layers = std::vector<int64_t>;
 
-struct Read {
-  ModelShape shape;
-  std::string problems;  // "" or what is wrong, or warned of
-};
-
-// The config.json of a folder with other fields. null: the field is taken out; "null" is null.
-Read read(const char* folder, const nlohmann::json& changes) {
-  auto config = nlohmann::json::parse(read_file(reference_folder(folder) / "config.json"));
-  for (const auto& [key, value] : changes.items()) {
-    if (value.is_null()) {
-      config.erase(key);
-    } else {
-      config[key] = value == "null" ? nlohmann::json() : value;
-    }
-  }
-  Diagnostics diagnostics;
-  Read result{model_from_hf_config(config, "c", diagnostics).shape, ""};
-  for (const Diagnostic& d : diagnostics.all()) result.problems += d.what + "\n";
-  return result;
-}
-
-// Of a model that the fields say, what comes back from the config that is written of it.
-void check_returns(const ModelShape& shape) {
-  Diagnostics diagnostics;
-  const nlohmann::json written = hf_config_of(hf_model_of(shape), {}, "float32");
-  CAPTURE(written.dump());
-  CHECK(to_json(model_from_hf_config(written, "", diagnostics).shape) == to_json(shape));
-  CHECK(diagnostics.all().empty());
-}
-
 }  // namespace
 
 TEST_CASE("Qwen's windows begin behind a number of layers, or are listed") {
@@ -64,11 +34,11 @@ TEST_CASE("Qwen's windows begin behind a number of layers, or are listed") {
   const auto with = [&](const nlohmann::json& changes) {
     nlohmann::json all = on;
     all.update(changes);
-    return read("qwen2", all);
+    return read_config("qwen2", all);
   };
   CHECK(with(nlohmann::json::object()).shape.sliding_window ==
         0);  // as many layers as there are see everything
-  Read some = with({{"max_window_layers", 2}});
+  ConfigRead some = with({{"max_window_layers", 2}});
   CHECK(some.problems == "");
   CHECK(some.shape.sliding_window == 8);
   CHECK(some.shape.full_layers == Layers{0, 1});
@@ -95,15 +65,15 @@ TEST_CASE("families that transformers gives one window take no other in some lay
   const std::string refused = "c: some layers have a sliding window and some have none\n";
   for (const char* folder : {"mistral", "mixtral", "phi3", "starcoder2"}) {
     CAPTURE(std::string(folder));
-    CHECK(read(folder, some).problems == refused);
+    CHECK(read_config(folder, some).problems == refused);
   }
-  CHECK(read("qwen2-moe",
-             {{"use_sliding_window", true}, {"sliding_window", 8}, {"max_window_layers", 1}})
+  CHECK(read_config("qwen2-moe",
+                    {{"use_sliding_window", true}, {"sliding_window", 8}, {"max_window_layers", 1}})
             .problems == refused);
 }
 
 TEST_CASE("Gemma 2 caps scores and logits, unless it says that it does not") {
-  Read gemma = read("gemma2", {});
+  ConfigRead gemma = read_config("gemma2", {});
   CHECK(gemma.problems == "");
   CHECK(gemma.shape.full_layers == Layers{1});
   CHECK(gemma.shape.attention_cap == 2);
@@ -114,19 +84,20 @@ TEST_CASE("Gemma 2 caps scores and logits, unless it says that it does not") {
                                  {"final_logit_softcapping", nullptr},
                                  {"layer_types", nullptr},
                                  {"num_hidden_layers", 5}};
-  gemma = read("gemma2", silent);
+  gemma = read_config("gemma2", silent);
   CHECK(gemma.shape.attention_cap == 50);
   CHECK(gemma.shape.logit_cap == 30);
   CHECK(gemma.shape.full_layers == Layers{1, 3});
-  gemma = read("gemma2", {{"attn_logit_softcapping", "null"}, {"final_logit_softcapping", "null"}});
+  gemma = read_config("gemma2",
+                      {{"attn_logit_softcapping", "null"}, {"final_logit_softcapping", "null"}});
   CHECK(gemma.shape.attention_cap == 0);
   CHECK(gemma.shape.logit_cap == 0);
   check_returns(gemma.shape);
-  CHECK(read("gemma2", {{"attn_logit_softcapping", 0.0}}).problems != "");
+  CHECK(read_config("gemma2", {{"attn_logit_softcapping", 0.0}}).problems != "");
 }
 
 TEST_CASE("Gemma 3's windows rotate on their own") {
-  Read gemma = read("gemma3", {});
+  ConfigRead gemma = read_config("gemma3", {});
   CHECK(gemma.problems == "");
   CHECK(gemma.shape.full_layers == Layers{1});
   CHECK(gemma.shape.window_rope_base == 100);
@@ -137,13 +108,13 @@ TEST_CASE("Gemma 3's windows rotate on their own") {
   check_returns(gemma.shape);
   // What its first files said: a pattern, and no list.
   const nlohmann::json first = {{"layer_types", nullptr}, {"num_hidden_layers", 7}};
-  gemma = read("gemma3", first);
+  gemma = read_config("gemma3", first);
   CHECK(gemma.shape.full_layers == Layers{5});
   nlohmann::json third = first;
   third["sliding_window_pattern"] = 3;
-  CHECK(read("gemma3", third).shape.full_layers == Layers{2, 5});
-  CHECK(read("gemma3", {{"query_pre_attn_scalar", 12}}).shape.attention_scale == 0);
-  CHECK(read("gemma3", {{"head_dim", nullptr}}).shape.head_dim == 256);
+  CHECK(read_config("gemma3", third).shape.full_layers == Layers{2, 5});
+  CHECK(read_config("gemma3", {{"query_pre_attn_scalar", 12}}).shape.attention_scale == 0);
+  CHECK(read_config("gemma3", {{"head_dim", nullptr}}).shape.head_dim == 256);
   // transformers 5 has an object for each kind of layers.
   const nlohmann::json kinds = {
       {"full_attention", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 7000.0}}},
@@ -152,29 +123,31 @@ TEST_CASE("Gemma 3's windows rotate on their own") {
                                 {"rope_theta", nullptr},
                                 {"rope_local_base_freq", nullptr},
                                 {"rope_parameters", kinds}};
-  gemma = read("gemma3", newer);
+  gemma = read_config("gemma3", newer);
   CHECK(gemma.problems == "");
   CHECK(gemma.shape.rope_base == 7000);
   CHECK(gemma.shape.rope_scaling.factor == 8);
   CHECK(gemma.shape.window_rope_base == 70);
   nlohmann::json scaled = newer;
   scaled["rope_parameters"]["sliding_attention"]["rope_type"] = "yarn";
-  CHECK(read("gemma3", scaled).problems.starts_with("c: rotary positions of layers with a window"));
-  CHECK(read("llama", newer).problems.starts_with("c: layers of the kind 'full_attention' have"));
+  CHECK(read_config("gemma3", scaled)
+            .problems.starts_with("c: rotary positions of layers with a window"));
+  CHECK(read_config("llama", newer)
+            .problems.starts_with("c: layers of the kind 'full_attention' have"));
   // Without any window, and with none.
-  gemma = read("gemma3", {{"layer_types", {"full_attention", "full_attention"}}});
+  gemma = read_config("gemma3", {{"layer_types", {"full_attention", "full_attention"}}});
   CHECK(gemma.shape.sliding_window == 0);
   CHECK(gemma.shape.window_rope_base == 0);
   check_returns(gemma.shape);
-  CHECK(
-      read("gemma3", {{"sliding_window", "null"}}).problems.starts_with("c: 'sliding_window' is"));
+  CHECK(read_config("gemma3", {{"sliding_window", "null"}})
+            .problems.starts_with("c: 'sliding_window' is"));
   for (const char* cap : {"attn_logit_softcapping", "final_logit_softcapping"}) {
-    CHECK(read("gemma3", {{cap, 30.0}}).problems ==
+    CHECK(read_config("gemma3", {{cap, 30.0}}).problems ==
           std::string("c: '") + cap + "' is given, which Gemma 2 has\n");
   }
-  CHECK(read("gemma3", {{"use_bidirectional_attention", true}}).problems != "");
-  CHECK(read("gemma3", {{"hidden_activation", "gelu"}}).problems != "");
-  CHECK(read("gemma3", {{"attention_bias", true}}).problems != "");
+  CHECK(read_config("gemma3", {{"use_bidirectional_attention", true}}).problems != "");
+  CHECK(read_config("gemma3", {{"hidden_activation", "gelu"}}).problems != "");
+  CHECK(read_config("gemma3", {{"attention_bias", true}}).problems != "");
 }
 
 // A folder with the text part of a Gemma 3 inside one that sees pictures.
@@ -243,54 +216,54 @@ TEST_CASE("of a Gemma 3 that sees pictures the text part is read") {
 }
 
 TEST_CASE("OLMo 3 scales no layers with a window") {
-  Read olmo = read("olmo3", {});
+  ConfigRead olmo = read_config("olmo3", {});
   CHECK(olmo.problems == "");
   CHECK(olmo.shape.full_layers == Layers{1});
   CHECK(olmo.shape.rope_scaling.type == RopeScalingType::yarn);
   CHECK(olmo.shape.window_rope_base == 5000);
   check_returns(olmo.shape);
-  olmo = read("olmo3", {{"rope_scaling", nullptr},
-                        {"layer_types", nullptr},
-                        {"num_hidden_layers", 9},
-                        {"sliding_window", nullptr}});
+  olmo = read_config("olmo3", {{"rope_scaling", nullptr},
+                               {"layer_types", nullptr},
+                               {"num_hidden_layers", 9},
+                               {"sliding_window", nullptr}});
   CHECK(olmo.shape.sliding_window == 4096);
   CHECK(olmo.shape.full_layers == Layers{3, 7});
   CHECK(olmo.shape.window_rope_base == 0);
   check_returns(olmo.shape);
-  olmo = read("olmo3", {{"layer_types", {"full_attention", "full_attention"}}});
+  olmo = read_config("olmo3", {{"layer_types", {"full_attention", "full_attention"}}});
   CHECK(olmo.shape.sliding_window == 0);
   CHECK(olmo.shape.window_rope_base == 0);
   check_returns(olmo.shape);
 }
 
 TEST_CASE("EXAONE 4 rotates where it has a window, or everywhere") {
-  Read exaone = read("exaone4-windows", {});
+  ConfigRead exaone = read_config("exaone4-windows", {});
   CHECK(exaone.shape.full_layers == Layers{1});
   CHECK(exaone.shape.unrotated_layers == Layers{1});
   check_returns(exaone.shape);
-  exaone = read("exaone4-windows", {{"layer_types", nullptr}, {"num_hidden_layers", 9}});
+  exaone = read_config("exaone4-windows", {{"layer_types", nullptr}, {"num_hidden_layers", 9}});
   CHECK(exaone.shape.full_layers == Layers{3, 7});
   // A word for the pattern stands beside the list that was made of it.
-  exaone = read("exaone4-windows", {{"sliding_window_pattern", "LG"}});
+  exaone = read_config("exaone4-windows", {{"sliding_window_pattern", "LG"}});
   CHECK(exaone.problems == "");
   CHECK(exaone.shape.full_layers == Layers{1});
-  exaone = read("exaone4-windows", {{"sliding_window", "null"}});
+  exaone = read_config("exaone4-windows", {{"sliding_window", "null"}});
   CHECK(exaone.shape.full_layers.empty());
   CHECK(exaone.shape.unrotated_layers.empty());
   check_returns(exaone.shape);
-  exaone = read("exaone4-windows", {{"layer_types", {"full_attention", "full_attention"}}});
+  exaone = read_config("exaone4-windows", {{"layer_types", {"full_attention", "full_attention"}}});
   CHECK(exaone.shape.position == PositionType::none);
 }
 
 TEST_CASE("SmolLM3 does not rotate in every fourth layer, or in those that are listed") {
-  Read smol = read("smollm3", {});
+  ConfigRead smol = read_config("smollm3", {});
   CHECK(smol.problems == "");
   CHECK(smol.shape.full_layers == Layers{1});
   CHECK(smol.shape.unrotated_layers == Layers{1});
   check_returns(smol.shape);
   const nlohmann::json four = {
       {"no_rope_layers", nullptr}, {"layer_types", nullptr}, {"num_hidden_layers", 9}};
-  smol = read("smollm3", four);
+  smol = read_config("smollm3", four);
   CHECK(smol.shape.unrotated_layers == Layers{3, 7});
   // Without a list its windows are those of the layers that do not rotate.
   CHECK(smol.shape.full_layers == Layers{0, 1, 2, 4, 5, 6, 8});
@@ -298,15 +271,16 @@ TEST_CASE("SmolLM3 does not rotate in every fourth layer, or in those that are l
   nlohmann::json none = four;
   none["use_sliding_window"] = false;
   none["no_rope_layer_interval"] = 5;
-  smol = read("smollm3", none);
+  smol = read_config("smollm3", none);
   CHECK(smol.shape.unrotated_layers == Layers{4});
   CHECK(smol.shape.sliding_window == 0);
   check_returns(smol.shape);
-  CHECK(read("smollm3", {{"no_rope_layers", {1, 2}}}).problems == "c: 'no_rope_layers' has 2\n");
-  CHECK(read("smollm3", {{"no_rope_layers", {1}}}).problems ==
+  CHECK(read_config("smollm3", {{"no_rope_layers", {1, 2}}}).problems ==
+        "c: 'no_rope_layers' has 2\n");
+  CHECK(read_config("smollm3", {{"no_rope_layers", {1}}}).problems ==
         "c: 'no_rope_layers' is no list of 2 values, one for each layer\n");
-  CHECK(read("smollm3", {{"no_rope_layers", {0, 0}}}).shape.position == PositionType::none);
-  CHECK(read("smollm3", {{"attention_bias", true}}).problems != "");
+  CHECK(read_config("smollm3", {{"no_rope_layers", {0, 0}}}).shape.position == PositionType::none);
+  CHECK(read_config("smollm3", {{"attention_bias", true}}).problems != "");
 }
 
 }  // namespace hf_windows_test

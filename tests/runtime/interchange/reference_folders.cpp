@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 
+#include <doctest/doctest.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +11,7 @@
 #include "runtime/device/make_device.h"
 #include "runtime/engine/solo_model.h"
 #include "runtime/interchange/export_source.h"
+#include "runtime/interchange/hf_config.h"
 
 namespace mtl::test {
 
@@ -17,6 +19,44 @@ namespace fs = std::filesystem;
 
 fs::path reference_folder(const std::string& name) {
   return fs::path(MTL_SOURCE_DIR) / "tests/reference/interchange" / name;
+}
+
+ConfigRead read_config(const std::string& folder, const nlohmann::json& changes) {
+  auto config = nlohmann::json::parse(read_file(reference_folder(folder) / "config.json"));
+  for (const auto& [key, value] : changes.items()) {
+    if (value.is_null()) {
+      config.erase(key);
+    } else {
+      config[key] = value == "null" ? nlohmann::json() : value;
+    }
+  }
+  Diagnostics diagnostics;
+  ConfigRead result{model_from_hf_config(config, "c", diagnostics).shape, ""};
+  for (const Diagnostic& d : diagnostics.all()) result.problems += d.what + "\n";
+  return result;
+}
+
+void check_returns(const ModelShape& shape) {
+  Diagnostics diagnostics;
+  const nlohmann::json written = hf_config_of(hf_model_of(shape), {}, "float32");
+  CAPTURE(written.dump());
+  CHECK(to_json(model_from_hf_config(written, "", diagnostics).shape) == to_json(shape));
+  CHECK(diagnostics.all().empty());
+}
+
+std::map<std::string, std::string> tensor_bytes(const fs::path& folder) {
+  std::map<std::string, std::string> bytes;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    for (const auto& [name, tensor] : read_safetensors(entry.path()).tensors) {
+      int64_t elements = 1;
+      for (const int64_t d : tensor.shape) elements *= d;
+      bytes[name] =
+          tensor.file->bytes().substr(static_cast<size_t>(tensor.byte_offset),
+                                      static_cast<size_t>(elements * bytes_of(tensor.dtype)));
+    }
+  }
+  return bytes;
 }
 
 Scratch::Scratch() {

@@ -7,12 +7,27 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "runtime/interchange/foreign_model.h"
 #include "support/errors.h"
 
 namespace mtl::test {
 
 std::filesystem::path reference_folder(const std::string& name);
+
+// What a config.json says of a model.
+struct ConfigRead {
+  ModelShape shape;
+  std::string problems;  // "" or what is wrong, or warned of, each with the end of a line
+};
+// That of a folder with other fields. null: the field is taken out; "null" is null.
+ConfigRead read_config(const std::string& folder, const nlohmann::json& changes);
+// A shape comes back from the config that is written of it.
+void check_returns(const ModelShape& shape);
+
+// The bytes of every tensor of a folder, by name.
+std::map<std::string, std::string> tensor_bytes(const std::filesystem::path& folder);
 
 // A folder of this test that is gone with it.
 class Scratch {
