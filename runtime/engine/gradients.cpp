@@ -56,14 +56,15 @@ void GradientReducer::sum_over_tp(const Bucket& bucket) {
 
 void GradientReducer::claim(int64_t layer) {
   if (!shards_) return;
-  const size_t bucket = buckets_[static_cast<size_t>(layer + 1)];
-  Held& held = windows_[stage_.layout.buckets[bucket].window];
-  if (held.busy && !held.travels) {
-    if (held.bucket == bucket) return;
-    throw std::logic_error("gradients of two buckets are written into one window");
+  for (const size_t bucket : buckets_[static_cast<size_t>(layer + 1)]) {
+    Held& held = windows_[stage_.layout.buckets[bucket].window];
+    if (held.busy && !held.travels) {
+      if (held.bucket == bucket) continue;
+      throw std::logic_error("gradients of two buckets are written into one window");
+    }
+    settle(held);
+    held = {.busy = true, .bucket = bucket};
   }
-  settle(held);
-  held = {.busy = true, .bucket = bucket};
 }
 
 Tensor GradientReducer::in_window(const Bucket& bucket) const {
@@ -83,7 +84,7 @@ Tensor GradientReducer::own_part(const Bucket& bucket, Tensor all) const {
 CommQueue::Ticket GradientReducer::scatter(const Bucket& bucket, Tensor all, Tensor mine) {
   Communicator& group = groups_.holders(bucket);
   CommQueue& queue = data_.of(bucket);
-  if (!rounded_) {
+  if (!rounds(bucket)) {
     return queue.start(all.bytes(), [&group, all, mine] { group.reduce_scatter(all, mine); });
   }
   const auto [sent, received] = halves_of(all, rounded_.dtype, group.size());
@@ -128,7 +129,7 @@ void GradientReducer::settle(Held& held) {
   const Bucket& bucket = stage_.layout.buckets[held.bucket];
   const Tensor all = in_window(bucket);
   data_.of(bucket).wait(held.ticket);
-  if (rounded_) {
+  if (rounds(bucket)) {
     add_received(bucket, all, shard(bucket), held.adds);
   } else if (held.adds) {
     device_.add(own_part(bucket, all), shard(bucket));
@@ -154,8 +155,9 @@ void GradientReducer::start(size_t index) {
 
 void GradientReducer::layer_done(int chunk, int64_t layer) {
   if (shards_) {
-    const size_t bucket = buckets_[static_cast<size_t>(layer + 1)];
-    if (stage_.layout.buckets[bucket].layer == layer) start_in_window(bucket);
+    for (const size_t bucket : buckets_[static_cast<size_t>(layer + 1)]) {
+      if (stage_.layout.buckets[bucket].layer == layer) start_in_window(bucket);
+    }
     return;
   }
   if (!overlap_) return;

@@ -19,6 +19,7 @@
 #include "runtime/engine/data_queues.h"
 #include "runtime/model/context.h"
 #include "runtime/plan/plan.h"
+#include "runtime/plan/weight_reads.h"
 
 namespace mtl {
 
@@ -34,7 +35,7 @@ class GradientReducer {
     first_ = first;
     last_ = last;
   }
-  // Before a pass writes the first gradient of a layer: waits until its window is free.
+  // Before a pass writes the first gradient of a layer: waits until its windows are free.
   void claim(int64_t layer);
   // Backward has written the gradients of a layer; without windows: that of the step's last
   // micro-batch.
@@ -61,6 +62,8 @@ class GradientReducer {
   void add_received(const Bucket& bucket, Tensor all, Tensor to, bool adds);
   // Behind what was started before: of the other copies what they have in `mine`.
   void sum_copies(const Bucket& bucket, Tensor mine);
+  // Whether gradients travel in 16 bits: to others.
+  bool rounds(const Bucket& bucket) const { return rounded_ && groups_.holders(bucket).size() > 1; }
   Tensor own_part(const Bucket& bucket, Tensor all) const;
   Tensor in_window(const Bucket& bucket) const;
   Tensor shard(const Bucket& bucket) const;
@@ -76,7 +79,7 @@ class GradientReducer {
   const bool overlap_;
   std::vector<bool> started_;
   bool first_ = true, last_ = true;
-  std::vector<size_t> buckets_;  // with windows: by layer, from -1
+  LayerBuckets buckets_;  // with windows
   std::vector<Held> windows_;
 };
 

@@ -1,5 +1,6 @@
 #include "runtime/engine/weight_windows.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace mtl {
@@ -13,7 +14,7 @@ WeightWindows::WeightWindows(const Plan& plan, const StagePlan& stage, const Are
       shards_(arena.find_tensor("weight_shards")),
       windows_(arena.tensor("weights")),
       buckets_(shards_ ? buckets_by_layer(plan.table, stage.layout, plan.model.layers)
-                       : std::vector<size_t>()),
+                       : LayerBuckets()),
       contents_(stage.layout),
       gathers_(stage.layout.windows.size(), 0) {}
 
@@ -27,15 +28,21 @@ void WeightWindows::read(int64_t layer) {
   if (at_ == reads_.size() || reads_[at_] != layer) {
     throw std::logic_error("a pass reads weights in another order than planned");
   }
-  const size_t bucket = buckets_[static_cast<size_t>(layer + 1)];
-  const size_t window = stage_.layout.buckets[bucket].window;
-  gather(bucket);
-  if (gathers_[window] != 0) data_.of(stage_.layout.buckets[bucket]).wait(gathers_[window]);
-  gathers_[window] = 0;
+  const std::vector<Bucket>& buckets = stage_.layout.buckets;
+  for (const size_t bucket : buckets_of(layer)) gather(bucket);
+  for (const size_t bucket : buckets_of(layer)) {
+    CommQueue::Ticket& gathered = gathers_[buckets[bucket].window];
+    if (gathered != 0) data_.of(buckets[bucket]).wait(gathered);
+    gathered = 0;
+  }
   if (++at_ == reads_.size() || !ahead_) return;
-  // What the other window held has been read: all ops that do are enqueued by now.
-  const size_t next = buckets_[static_cast<size_t>(reads_[at_] + 1)];
-  if (stage_.layout.buckets[next].window != window) gather(next);
+  // What another window held has been read: all ops that do are enqueued by now.
+  for (const size_t next : buckets_of(reads_[at_])) {
+    const bool in_use = std::ranges::any_of(buckets_of(layer), [&](size_t bucket) {
+      return buckets[bucket].window == buckets[next].window;
+    });
+    if (!in_use) gather(next);
+  }
 }
 
 void WeightWindows::changed() {
@@ -48,7 +55,7 @@ void WeightWindows::gather(size_t index) {
   const Bucket& bucket = layout.buckets[index];
   const Tensor all = windows_.slice(layout.windows[bucket.window].offset, bucket.numel);
   const Tensor mine = shards_.slice(bucket.kept, bucket.numel / bucket.shards);
-  Communicator& group = groups_[Link::data];
+  Communicator& group = groups_.holders(bucket);
   gathers_[bucket.window] =
       data_.of(bucket).start(all.bytes(), [&group, mine, all] { group.all_gather(mine, all); });
 }

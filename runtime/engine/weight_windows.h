@@ -12,7 +12,8 @@
 
 namespace mtl {
 
-// Does nothing where the plan keeps weights whole. All ranks of the data group make the same calls.
+// Does nothing where the plan keeps weights whole. All ranks that hold the same make the same
+// calls.
 class WeightWindows {
  public:
   // `ahead`: the next layer's weights are gathered before they are needed. References outlive this.
@@ -26,6 +27,9 @@ class WeightWindows {
   void changed();
 
  private:
+  const std::vector<size_t>& buckets_of(int64_t layer) const {
+    return buckets_[static_cast<size_t>(layer + 1)];
+  }
   void gather(size_t bucket);
 
   const StagePlan& stage_;
@@ -33,7 +37,7 @@ class WeightWindows {
   DataQueues& data_;
   const bool ahead_;
   const Tensor shards_, windows_;
-  const std::vector<size_t> buckets_;  // by layer, from -1
+  const LayerBuckets buckets_;  // from layer -1 on
   WindowContents contents_;
   std::vector<CommQueue::Ticket> gathers_;  // by window; 0 = whole
   std::vector<int64_t> reads_;

@@ -21,9 +21,6 @@ std::vector<std::string> not_run_here(const ModelShape& model, const LayoutChoic
   if (layout.cp > 1 && !runs_context(model, layout)) {
     parts.emplace_back("context parallelism of more ranks than heads");
   }
-  if (layout.ep > 1 && layout.zero > 1) {
-    parts.emplace_back("expert parallelism with ZeRO-2 or 3");
-  }
   if (layout.keep_every_second) parts.emplace_back("selective recompute by product");
   if (!cluster.cpu && layout.float8.on && cluster.gpu.fp8 == 0) {
     parts.emplace_back("FP8 on a GPU that multiplies none");

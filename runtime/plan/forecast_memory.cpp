@@ -126,14 +126,18 @@ double windows_of(const MemoryInput& in) {
       model.position == PositionType::learned ? static_cast<double>(model.max_seq) * d.h : 0;
   const double ends = model.tie_embeddings ? table + positions : table + std::max(positions, d.h);
   const ShardRanks ranks(in.layout);
-  double windows[2] = {};
-  size_t turn = 0;
+  // Experts that ranks divide have two of their own.
+  double dense[2] = {}, experts[2] = {};
+  size_t turn = 0, expert_turn = 0;
+  const auto widen = [](double& window, double elements) { window = std::max(window, elements); };
   for_windows(in, 0, model.layers, [&](const StageParams&, const StageParams& bucket) {
-    windows[turn % 2] = std::max(windows[turn % 2], filled_up(bucket.dense, ranks.dense) +
-                                                        filled_up(bucket.experts, ranks.experts));
-    ++turn;
+    const double of_dense = filled_up(bucket.dense, ranks.dense);
+    const double of_experts = filled_up(bucket.experts, ranks.experts);
+    const bool apart = in.layout.ep > 1 && of_experts > 0;
+    widen(dense[turn++ % 2], of_dense + (apart ? 0 : of_experts));
+    if (apart) widen(experts[expert_turn++ % 2], of_experts);
   });
-  return windows[0] + windows[1] + filled_up(ends, ranks.dense);
+  return dense[0] + dense[1] + experts[0] + experts[1] + filled_up(ends, ranks.dense);
 }
 
 double head_kept(const ModelShape& model, const KeptSizes& d) {

@@ -42,14 +42,15 @@ LayoutChoice layout_of(const Plan& plan) {
   layout.sequence_parallel = plan.sequence_parallel;
   const ParamLayout& params = plan.stages.front().layout;
   layout.zero = params.zero;
-  for (size_t i = 0; params.shards_gradients() && i < params.buckets.size(); ++i) {
-    const Bucket& bucket = params.buckets[i];
-    const int64_t next =
-        i + 1 < params.buckets.size() ? params.buckets[i + 1].layer : plan.model.layers;
-    if (bucket.layer >= 0 && next > bucket.layer) {
-      layout.window_layers.push_back(next - bucket.layer);
-    }
+  int64_t first = -1;  // layer of the bucket before; those of experts lie beside others
+  const auto begins = [&](int64_t layer) {
+    if (first >= 0 && layer > first) layout.window_layers.push_back(layer - first);
+    first = layer;
+  };
+  for (const Bucket& bucket : params.buckets) {
+    if (params.shards_gradients() && !bucket.experts) begins(bucket.layer);
   }
+  if (params.shards_gradients()) begins(plan.model.layers);
   layout.micro_batch = plan.micro_batch;
   layout.recompute = plan.recompute;
   layout.float8 = plan.float8;

@@ -93,7 +93,8 @@ std::vector<std::pair<size_t, size_t>> cut_into_buckets(const std::vector<Block>
   return buckets;
 }
 
-// The layers' buckets take turns with two windows: one is used while the next one travels. An
+// The layers' buckets take turns with two windows, and those of divided experts with two more: one
+// is used while the next one travels. An
 // embedding and a head that do not share a table are not used together and share a window.
 void assign_windows(ParamLayout& layout, int64_t layers, bool tied) {
   std::vector<int64_t> numel;
@@ -102,9 +103,14 @@ void assign_windows(ParamLayout& layout, int64_t layers, bool tied) {
     bucket.window = window;
     numel[window] = std::max(numel[window], bucket.numel);
   };
-  size_t turn = 0;
-  for (Bucket& bucket : layout.buckets) {
-    if (bucket.layer >= 0 && bucket.layer < layers) put(bucket, turn++ % 2);
+  size_t first = 0;
+  for (const bool experts : {false, true}) {
+    size_t turn = 0;
+    for (Bucket& bucket : layout.buckets) {
+      const bool of_layers = bucket.layer >= 0 && bucket.layer < layers;
+      if (of_layers && bucket.experts == experts) put(bucket, first + turn++ % 2);
+    }
+    first = numel.size();
   }
   const size_t ends = numel.size();
   for (Bucket& bucket : layout.buckets) {
@@ -212,6 +218,7 @@ ParamLayout param_layout(const std::vector<ParamRow>& table, const GridSizes& si
     add_bucket(layout, table, sizes, others, bucket);
     Bucket of_experts = bucket;
     of_experts.experts = true;
+    if (!experts.empty()) of_experts.layer = experts.front()->layer;
     of_experts.shards = layout.sharded ? holders.expert_shards() : 1;
     add_bucket(layout, table, sizes, experts, of_experts);
   }

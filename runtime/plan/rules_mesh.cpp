@@ -86,20 +86,9 @@ bool check_expert_degree(const RuleInput& input, RuleBook& book) {
                  fmt::format("use {} (replicas are parallel.dp)", without_experts))) {
     return false;
   }
-  if (!book.rule("mesh.ep", "parallel.ep", ep == 1 || experts % ep == 0,
-                 fmt::format("{} experts cannot be divided over parallel.ep {}", experts, ep),
-                 fmt::format("use ep {}", experts > 0 ? nearest_divisors(experts, ep) : "1"))) {
-    return false;
-  }
-  // A degree that is possible, so its size counts in what else is wrong.
-  const int zero = input.spec.parallel.zero;
-  book.rule(
-      "mesh.ep", "parallel.zero", ep == 1 || zero < 2,
-      fmt::format("parallel.zero {} keeps {} of whole layers in shards over all replicas, and "
-                  "with parallel.ep {} these hold different experts",
-                  zero, zero == 2 ? "gradients" : "gradients and weights", ep),
-      fmt::format("use parallel.zero=1 (experts are divided already), or {}", without_experts));
-  return true;
+  return book.rule("mesh.ep", "parallel.ep", ep == 1 || experts % ep == 0,
+                   fmt::format("{} experts cannot be divided over parallel.ep {}", experts, ep),
+                   fmt::format("use ep {}", experts > 0 ? nearest_divisors(experts, ep) : "1"));
 }
 
 std::vector<int64_t> balanced(const RuleInput& input, int64_t stages) {
@@ -294,7 +283,7 @@ bool check_mesh(const RuleInput& input, Layout& layout, RuleBook& book) {
             "set parallel.zero=1, or precision.grad_reduce=fp32");
   // Each micro-batch of each stage would gather its weights, or scatter its gradients, anew.
   book.rule("mesh.zero", "parallel.zero",
-            parallel.zero < 2 || parallel.pp == 1 || dp * parallel.cp == 1,
+            parallel.zero < 2 || parallel.pp == 1 || dp * parallel.cp * parallel.ep == 1,
             fmt::format("parallel.zero {} keeps {} in shards, which a pipeline (parallel.pp "
                         "{}) would bring together for every micro-batch",
                         parallel.zero, parallel.zero == 2 ? "gradients" : "gradients and weights",

@@ -157,7 +157,7 @@ void add_times(LinkBytes& to, const LinkBytes& bytes, int64_t times) {
 
 // What is gathered in a step where a layer's weights are whole only while they are read.
 struct Gathered {
-  int64_t elements = 0;
+  int64_t elements = 0, expert_elements = 0;
   int64_t float8_linears = 0;  // whose copies in FP8 are made
 };
 
@@ -199,14 +199,17 @@ Gathered gathered_in_windows(const ModelShape& shape, const std::vector<ParamRow
                              int64_t micro_batches) {
   Gathered gathered;
   const ChunkRange& chunk = needs.chunks.front();  // the only one: there is no pipeline
-  const std::vector<size_t> buckets = buckets_by_layer(table, layout, shape.layers);
+  const LayerBuckets buckets = buckets_by_layer(table, layout, shape.layers);
   WindowContents contents(layout);
   const Float8Copies linears(shape, needs);
   int64_t copies[2] = {-1, -1};  // of these layers: memory.cpp, add_float8_weights()
   const auto read = [&](const std::vector<int64_t>& layers) {
     for (const int64_t layer : layers) {
-      const size_t bucket = buckets[static_cast<size_t>(layer + 1)];
-      if (contents.put(bucket)) gathered.elements += layout.buckets[bucket].numel;
+      for (const size_t index : buckets[static_cast<size_t>(layer + 1)]) {
+        const Bucket& bucket = layout.buckets[index];
+        if (!contents.put(index)) continue;
+        (bucket.experts ? gathered.expert_elements : gathered.elements) += bucket.numel;
+      }
       if (layer < 0 || !needs.float8.holds(shape, layer)) continue;
       int64_t& copy = copies[static_cast<size_t>(layer - needs.float8.first) % 2];
       if (copy != layer) gathered.float8_linears += linears.of_layer(layer);
@@ -302,7 +305,11 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
     if (ranks(link) > 1) add_of_bucket(bucket, layout, needs.compute, reductions, traffic[link]);
   }
   if (layout.shards_weights()) {
-    traffic[Link::data].all_gather += gathered.elements * bytes_of(needs.compute);
+    const auto gather = [&](Link link, int64_t elements) {
+      if (ranks(link) > 1) traffic[link].all_gather += elements * bytes_of(needs.compute);
+    };
+    gather(Link::data, gathered.elements);
+    gather(Link::expert_data, gathered.expert_elements);
   }
   if (ranks(Link::loss) > 1) {
     traffic[Link::loss].all_reduce += StepSums::kExchanged * 8;

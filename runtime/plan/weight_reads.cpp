@@ -28,11 +28,12 @@ std::vector<int64_t> backward_reads(const ChunkRange& chunk, int64_t model_layer
   return reads;
 }
 
-std::vector<size_t> buckets_by_layer(const std::vector<ParamRow>& table, const ParamLayout& layout,
-                                     int64_t model_layers) {
-  std::vector<size_t> buckets(static_cast<size_t>(model_layers) + 2);
+LayerBuckets buckets_by_layer(const std::vector<ParamRow>& table, const ParamLayout& layout,
+                              int64_t model_layers) {
+  LayerBuckets buckets(static_cast<size_t>(model_layers) + 2);
   for (const ParamPlacement& param : layout.params) {
-    buckets[static_cast<size_t>(table[param.row].layer + 1)] = param.bucket;
+    std::vector<size_t>& of_layer = buckets[static_cast<size_t>(table[param.row].layer + 1)];
+    if (of_layer.empty() || of_layer.back() != param.bucket) of_layer.push_back(param.bucket);
   }
   return buckets;
 }

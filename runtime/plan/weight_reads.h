@@ -16,9 +16,11 @@ std::vector<int64_t> forward_reads(const ChunkRange& chunk, int64_t model_layers
 std::vector<int64_t> backward_reads(const ChunkRange& chunk, int64_t model_layers,
                                     const Recompute& recompute);
 
-// Of a layout whose buckets are whole layers: the bucket of layer -1, 0, ..., model_layers.
-std::vector<size_t> buckets_by_layer(const std::vector<ParamRow>& table, const ParamLayout& layout,
-                                     int64_t model_layers);
+// Of a layout whose buckets are whole layers: those of layer -1, 0, ..., model_layers. There is one
+// of all but experts, where ranks divide these, and one of its experts.
+using LayerBuckets = std::vector<std::vector<size_t>>;
+LayerBuckets buckets_by_layer(const std::vector<ParamRow>& table, const ParamLayout& layout,
+                              int64_t model_layers);
 
 // Which bucket each window holds.
 class WindowContents {

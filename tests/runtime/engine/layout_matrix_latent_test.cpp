@@ -156,6 +156,17 @@ TEST_CASE("layout matrix: latents beside mixtures of experts") {
   check_rows(mixture(), rows, true, [](const Row&) { return kFp32; });
 }
 
+TEST_CASE("layout matrix: latents and divided experts in shards have the bits of whole ones") {
+  TrainSpec spec = mixture();
+  for (const Layout& layout :
+       {Layout{.dp = 2, .ep = 2}, Layout{.tp = 2, .ep = 2}, Layout{.cp = 2, .ep = 2}}) {
+    spec.train.micro_batch = layout.dp == 2 ? 2 : 4;
+    CAPTURE(layout.tp);
+    CAPTURE(layout.cp);
+    check_variants(spec, train(spec, layout, kBitSteps), in_shards(layout), true);
+  }
+}
+
 TEST_CASE("layout matrix: latents whose layers have a window") {
   TrainSpec spec = dense(0);
   spec.model.sliding_window = 5;

@@ -121,6 +121,11 @@ TEST_CASE("layout matrix: blocks for all tokens, gates and biases of experts do 
     one.train.micro_batch = 2;
     if (balanced || !kSanitized) {
       check_variants(one, train(one, {.dp = 4}, kBitSteps), in_shards({.dp = 4}), false);
+      // Shards of experts that ranks divide, and of ones that a rank has alone.
+      for (const Layout& layout : {Layout{.dp = 2, .ep = 2}, Layout{.ep = 4}}) {
+        CAPTURE(layout.ep);
+        check_variants(one, train(one, layout, kBitSteps), in_shards(layout), true);
+      }
     }
     if (balanced && !kSanitized) {
       const Trajectory single = train(spec, {}, kBitSteps);

@@ -331,4 +331,25 @@ TEST_CASE("replayed passes: a mixture of experts") {
   compare(spec, {.tp = 2, .ep = 2}, {.recordings = 350, .launches = 2600});
 }
 
+TEST_CASE("replayed passes: experts and their shards divided over ranks") {
+  TrainSpec spec = llama_spec();
+  spec.model.qk_norm = false;
+  spec.model.moe = {.experts = 4, .topk = 2};
+  spec.parallel.zero = 3;
+  compare(spec, {.ep = 2}, {.recordings = 50, .launches = 400});
+  compare(spec, {.dp = 2, .ep = 2}, {.recordings = 50, .launches = 400});
+}
+
+TEST_CASE("replayed passes: latents") {
+  TrainSpec spec = with_dropout(llama_spec());
+  spec.model.qk_norm = false;
+  spec.model.kv_heads = 0;
+  spec.model.head_dim = 12;
+  spec.model.latent = {.kv_rank = 16, .q_rank = 24, .rope_dim = 4};
+  compare(spec, {}, {.recordings = 6, .launches = 20});
+  spec.recompute.mode = "selective";
+  spec.recompute.modules = {"latent_up", "norm"};
+  compare(spec, {.tp = 2}, {.recordings = 60, .launches = 250});
+}
+
 }  // namespace replay_test

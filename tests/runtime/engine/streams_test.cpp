@@ -224,6 +224,31 @@ TEST_CASE("streams: experts divided over ranks") {
   }
 }
 
+TEST_CASE("streams: shards of experts that ranks divide, or that a rank has alone") {
+  TrainSpec spec = spec_of(true);
+  spec.model.moe = {.experts = 4, .dense_layers = {1}, .topk = 2, .aux_loss = 0.01};
+  for (const int zero : {2, 3}) {
+    CAPTURE(zero);
+    spec.parallel.zero = zero;
+    compare(spec, {.ep = 2});
+    compare(spec, {.dp = 2, .ep = 2});
+    if (kSanitized) continue;
+    compare(spec, {.dp = 2, .ep = 2, .zero_ranks = 2});
+    spec.precision.grad_reduce = "bf16";
+    compare(spec, {.tp = 2, .ep = 2});
+    spec.precision.grad_reduce = "fp32";
+  }
+}
+
+TEST_CASE("streams: latents") {
+  TrainSpec spec = spec_of(true);
+  spec.model.kv_heads = 0;
+  spec.model.head_dim = 12;
+  spec.model.latent = {.kv_rank = 16, .q_rank = 24, .rope_dim = 4};
+  compare(spec, {.tp = 2});
+  compare(spec, {.cp = 2});
+}
+
 TEST_CASE("streams: all at once") {
   TrainSpec spec = spec_of(false);
   compare(spec, {.tp = 2, .dp = 2, .pp = 2});

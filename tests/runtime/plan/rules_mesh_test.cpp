@@ -189,16 +189,6 @@ TEST_CASE("rules of the ranks") {
        },
        4, "mesh.ep", "parallel.ep", "6 experts cannot be divided over parallel.ep 4",
        "use ep 3 or 6"},
-      {"EP without shards of layers",
-       [](TrainSpec& s) {
-         with_experts(s, 6);
-         s.parallel.ep = 2;
-         s.parallel.zero = 3;
-       },
-       2, "mesh.ep", "parallel.zero",
-       "parallel.zero 3 keeps gradients and weights of whole layers in shards over all replicas, "
-       "and with parallel.ep 2 these hold different experts",
-       "use parallel.zero=1 (experts are divided already), or parallel.ep=1"},
       {"world % (t e p) == 0",
        [](TrainSpec& s) {
          with_experts(s, 6);
@@ -257,6 +247,18 @@ TEST_CASE("rules of the ranks") {
        4, "mesh.zero", "parallel.zero",
        "parallel.zero 3 keeps gradients and weights in shards, which a pipeline (parallel.pp 2) "
        "would bring together for every micro-batch",
+       "use parallel.zero=1, or parallel.pp=1 (with parallel.tp where the activations of a layer "
+       "are too large)"},
+      {"the same of ranks that divide experts",
+       [](TrainSpec& s) {
+         with_experts(s, 6);
+         s.parallel.ep = 2;
+         s.parallel.zero = 2;
+         s.parallel.pp = 2;
+       },
+       4, "mesh.zero", "parallel.zero",
+       "parallel.zero 2 keeps gradients in shards, which a pipeline (parallel.pp 2) would bring "
+       "together for every micro-batch",
        "use parallel.zero=1, or parallel.pp=1 (with parallel.tp where the activations of a layer "
        "are too large)"},
   });

@@ -70,15 +70,14 @@ TEST_CASE("mistakes are reported together and each of them once") {
               s.parallel.sp = "true";
             },
             7) == Codes{"mesh.heads"});
-  // Shards of layers do not go with EP, whose degree counts in the batch all the same.
+  // Ranks of EP have sequences of their own.
   CHECK(codes(
             [](TrainSpec& s) {
               with_experts(s, 6);
               s.parallel.ep = 2;
-              s.parallel.zero = 2;
               s.train.global_batch = 9;
             },
-            4) == Codes{"mesh.ep", "batch.dp"});
+            4) == Codes{"batch.dp"});
   // What follows from a wrong number of heads is no second mistake.
   CHECK(codes(
             [](TrainSpec& s) {
