@@ -59,7 +59,7 @@ void FakeGpu::enqueue(Stream* stream, Kind kind, std::function<void()> work) {
     ++stream->enqueued;
   }
   changed_.notify_all();
-  if (when_ == When::early && !stream->computes && std::this_thread::get_id() == owner_)
+  if (when_ == When::early && !stream->computes && is_owner())
     run_until(stream, stream->enqueued);
 }
 
@@ -74,7 +74,7 @@ void FakeGpu::wait(Stream* stream, Event event) {
 
 bool FakeGpu::reached(const Event& event) {
   // The host that asks is about to wait.
-  if (when_ != When::threads && std::this_thread::get_id() == owner_ && event.stream != nullptr) {
+  if (when_ != When::threads && is_owner() && event.stream != nullptr) {
     run_until(event.stream, event.position);
   }
   const std::scoped_lock lock(mutex_);
@@ -178,7 +178,7 @@ std::string FakeGpu::describe() {
 }
 
 void FakeGpu::idle() {
-  if (when_ != When::threads && std::this_thread::get_id() == owner_) run_sends();
+  if (when_ != When::threads && is_owner()) run_sends();
 }
 
 void FakeGpu::load(const std::string& kernel) {
@@ -289,6 +289,7 @@ class FakeStreams final : public nccl::Streams {
   void free(void* memory) override { gpu_.free(memory); }
   bool on_device(const void* memory) override { return gpu_.owns(memory); }
   void copy(void* to, const void* from, size_t bytes, nccl::Stream stream) override {
+    if (!gpu_.is_owner()) throw std::logic_error("a copy beside the thread of the rank");
     gpu_.enqueue(static_cast<Handle*>(stream)->stream, Kind::plain, [=] {
       if (bytes > 0) std::memcpy(to, from, bytes);
     });

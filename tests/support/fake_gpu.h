@@ -66,6 +66,9 @@ class FakeGpu {
   Stream* compute() { return compute_.get(); }
   Stream* make_stream();
   void enqueue(Stream* stream, Kind kind, std::function<void()> work);
+  // Whether this is the thread that made it, the rank's: what another one enqueues has no place
+  // among that one's ops, and would land in whatever that one records.
+  bool is_owner() const { return std::this_thread::get_id() == owner_; }
   void wait(Stream* stream, Event event);
   bool reached(const Event& event);
   void run_until(Stream* stream, uint64_t position);

@@ -231,6 +231,10 @@ TEST_CASE("streams: shards of experts that ranks divide, or that a rank has alon
     CAPTURE(zero);
     spec.parallel.zero = zero;
     compare(spec, {.ep = 2});
+    // Of so many bytes that a queue with a thread would hand them over.
+    TrainSpec wide = spec;
+    wide.model.moe.ffn = 512;
+    compare(wide, {.ep = 2});
     compare(spec, {.dp = 2, .ep = 2});
     if (kSanitized) continue;
     compare(spec, {.dp = 2, .ep = 2, .zero_ranks = 2});
