@@ -59,8 +59,7 @@ void FakeGpu::enqueue(Stream* stream, Kind kind, std::function<void()> work) {
     ++stream->enqueued;
   }
   changed_.notify_all();
-  if (when_ == When::early && !stream->computes && is_owner())
-    run_until(stream, stream->enqueued);
+  if (when_ == When::early && !stream->computes && is_owner()) run_until(stream, stream->enqueued);
 }
 
 void FakeGpu::wait(Stream* stream, Event event) {

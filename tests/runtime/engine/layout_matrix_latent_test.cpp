@@ -165,6 +165,11 @@ TEST_CASE("layout matrix: latents and divided experts in shards have the bits of
     CAPTURE(layout.cp);
     check_variants(spec, train(spec, layout, kBitSteps), in_shards(layout), true);
   }
+  // Of experts that a rank has alone nothing travels, and nothing is rounded.
+  spec.precision.grad_reduce = "bf16";
+  const Layout alone = {.ep = 4};
+  spec.train.micro_batch = 2;
+  check_variants(spec, train(spec, alone, kBitSteps), {{"zero 2", alone, zero2}}, true);
 }
 
 TEST_CASE("layout matrix: latents whose layers have a window") {
