@@ -26,6 +26,16 @@ const MemoryPlan& arena(const Plan& plan) {
   return most->memory;
 }
 
+void check_agrees(const Plan& plan) {
+  const MemoryForecast memory = forecast_memory(workload_of(plan), layout_of(plan));
+  const auto planned = [&](MemoryCategory category) {
+    return doctest::Approx(static_cast<double>(arena(plan).bytes_of_category(category)));
+  };
+  CHECK(memory.total == doctest::Approx(static_cast<double>(plan.peak_bytes())).epsilon(0.02));
+  CHECK(memory.activations == planned(MemoryCategory::activations).epsilon(0.01));
+  CHECK(memory.weights == planned(MemoryCategory::weights).epsilon(0.01));
+}
+
 }  // namespace
 
 TEST_CASE("memory is that of the arena within 2 percent in every layout that the engine runs") {
@@ -156,19 +166,9 @@ TEST_CASE(
             spec.recompute.mode = mode;
             if (mode == std::string("selective")) spec.recompute.modules = {"norm", "mlp_act"};
             const Plan plan = plan_of(spec, tp * pp * cp * 2);
-            const MemoryForecast memory = forecast_memory(workload_of(plan), layout_of(plan));
             INFO(fmt::format("{} experts {} tp {} pp {} cp {} {} {}", place, experts, tp, pp, cp,
                              dtype, mode));
-            CHECK(memory.total ==
-                  doctest::Approx(static_cast<double>(plan.peak_bytes())).epsilon(0.02));
-            CHECK(memory.activations ==
-                  doctest::Approx(static_cast<double>(
-                                      arena(plan).bytes_of_category(MemoryCategory::activations)))
-                      .epsilon(0.01));
-            CHECK(memory.weights ==
-                  doctest::Approx(
-                      static_cast<double>(arena(plan).bytes_of_category(MemoryCategory::weights)))
-                      .epsilon(0.01));
+            check_agrees(plan);
           }
         }
       }
@@ -204,19 +204,9 @@ TEST_CASE("memory of latent attention is that of the arena within 2 percent") {
               if (mode == std::string("selective")) spec.recompute.modules = {"norm", "mlp_act"};
             }
             const Plan plan = plan_of(spec, tp * pp * cp * 2);
-            const MemoryForecast memory = forecast_memory(workload_of(plan), layout_of(plan));
             INFO(fmt::format("q_rank {} experts {} tp {} pp {} cp {} {} {}", q_rank, experts, tp,
                              pp, cp, dtype, mode));
-            CHECK(memory.total ==
-                  doctest::Approx(static_cast<double>(plan.peak_bytes())).epsilon(0.02));
-            CHECK(memory.activations ==
-                  doctest::Approx(static_cast<double>(
-                                      arena(plan).bytes_of_category(MemoryCategory::activations)))
-                      .epsilon(0.01));
-            CHECK(memory.weights ==
-                  doctest::Approx(
-                      static_cast<double>(arena(plan).bytes_of_category(MemoryCategory::weights)))
-                      .epsilon(0.01));
+            check_agrees(plan);
           }
         }
       }
@@ -241,14 +231,8 @@ TEST_CASE("memory of blocks side by side is that of the arena within 2 percent")
             spec.precision.dtype = dtype;
             spec.recompute.mode = mode;
             const Plan plan = plan_of(spec, tp * pp * cp * 2);
-            const MemoryForecast memory = forecast_memory(workload_of(plan), layout_of(plan));
             INFO(fmt::format("tp {} pp {} cp {} {} {}", tp, pp, cp, dtype, mode));
-            CHECK(memory.total ==
-                  doctest::Approx(static_cast<double>(plan.peak_bytes())).epsilon(0.02));
-            CHECK(memory.activations ==
-                  doctest::Approx(static_cast<double>(
-                                      arena(plan).bytes_of_category(MemoryCategory::activations)))
-                      .epsilon(0.02));
+            check_agrees(plan);
           }
         }
       }
