@@ -12,10 +12,9 @@ namespace mtl {
 class DataQueues {
  public:
   DataQueues(bool asynchronous, const RankGroups& groups, StepClock* clock)
-      : all_(asynchronous && travel(groups[Link::data], groups[Link::copies]),
-             lane_of(groups[Link::data], groups[Link::copies]), clock),
-        experts_(asynchronous && travel(groups[Link::expert_data], groups[Link::expert_copies]),
-                 lane_of(groups[Link::expert_data], groups[Link::expert_copies]), clock) {}
+      : all_(queue_of(asynchronous, groups[Link::data], groups[Link::copies], clock)),
+        experts_(queue_of(asynchronous, groups[Link::expert_data], groups[Link::expert_copies],
+                          clock)) {}
 
   CommQueue& of(const Bucket& bucket) { return bucket.experts ? experts_ : all_; }
   void wait_all() {
@@ -24,14 +23,12 @@ class DataQueues {
   }
 
  private:
-  // Whether there is anybody to talk to. What a rank alone has is copied, on a GPU among its ops:
-  // by the thread that enqueues these.
-  static bool travel(const Communicator& holders, const Communicator& copies) {
-    return holders.size() > 1 || copies.size() > 1;
-  }
-  // One for both; a group of one has none.
-  static CommLane* lane_of(Communicator& holders, Communicator& copies) {
-    return holders.size() > 1 ? holders.lane() : copies.lane();
+  // One for both, on the lane of one: a group of one has none. What a rank has alone is copied, on
+  // a GPU among its ops: by the thread that enqueues these.
+  static CommQueue queue_of(bool asynchronous, Communicator& holders, Communicator& copies,
+                            StepClock* clock) {
+    Communicator& travels = holders.size() > 1 ? holders : copies;
+    return CommQueue(asynchronous && travels.size() > 1, travels.lane(), clock);
   }
 
   CommQueue all_, experts_;

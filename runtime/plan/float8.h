@@ -38,12 +38,14 @@ struct Float8 {
 
 // The linears of a layer that are no expert's, in the order of layer_linears(); beside experts the
 // last two of the first four are those of the block that all tokens go through.
-// The last four make queries, keys and values of latents, in place of the first.
+// Behind these four stand those that make queries, keys and values of latents, in place of the
+// first.
+inline constexpr int64_t kUsualLinears = 4;
 inline constexpr std::array kLinearSlots = {"attn.qkv",    "attn.proj", "mlp.up",       "mlp.down",
                                             "attn.q_down", "attn.q",    "attn.kv_down", "attn.kv"};
 // How many of them a model may have.
 inline int64_t linear_slots(const ModelShape& shape) {
-  return shape.has_latents() ? std::ssize(kLinearSlots) : std::ssize(kLinearSlots) - 4;
+  return shape.has_latents() ? std::ssize(kLinearSlots) : kUsualLinears;
 }
 
 // A linear of a layer, as a rank of `tp` x `ep` has it. An expert's is named by its place on the
@@ -54,8 +56,8 @@ struct LocalLinear {
   int64_t expert = -1;    // of one: its place,
   const char* part = "";  // and "up" or "down"
 };
-// All of a layer; and those of them that FP8 takes, for sequences of `seq` tokens.
-// What an expert's linears are given is filled up to such a number of rows.
+// All of a layer; and those of them that FP8 takes, for sequences of `seq` tokens. What an expert's
+// linears are given is filled up to such a number of rows.
 std::vector<LocalLinear> layer_linears(const ModelShape& shape, int tp, int ep);
 std::vector<LocalLinear> float8_linears(const ModelShape& shape, int64_t seq, int tp, int ep);
 int64_t float8_filled_up(int64_t rows);

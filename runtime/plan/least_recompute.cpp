@@ -14,6 +14,11 @@ FirstLayers first_of_layers(int64_t layers, int64_t most) {
   return std::max<int64_t>(layers, 0);
 }
 
+// The turns that other parts than the MLP have in parts_of_layers().
+int64_t layers_before_mlp(const ModelShape& model, int64_t most) {
+  return (model.has_latents() ? 3 : 2) * most;
+}
+
 // The parts of layers in the order of what they cost for the bytes that they leave free: norms and
 // activations are made again at the rate of memory, but SwiGLU reads twice what it writes; heads
 // are thin products of latents, where there are such, and what goes into an activation is one of
@@ -22,11 +27,8 @@ Recompute parts_of_layers(const ModelShape& model, int64_t layers, int64_t most)
   Recompute recompute;
   recompute.norms = first_of_layers(layers, most);
   recompute.mlp_activation = first_of_layers(layers - most, most);
-  if (model.has_latents()) {
-    layers -= most;
-    recompute.latents = first_of_layers(layers - most, most);
-  }
-  recompute.mlp = first_of_layers(layers - 2 * most, most);
+  if (model.has_latents()) recompute.latents = first_of_layers(layers - 2 * most, most);
+  recompute.mlp = first_of_layers(layers - layers_before_mlp(model, most), most);
   if (recompute.mlp.all()) recompute.mlp_activation = false;
   return recompute;
 }
@@ -75,7 +77,7 @@ std::optional<Recompute> least_recompute(const Workload& work, LayoutChoice layo
   const auto parts = [&](int64_t layers, int64_t of) {
     return parts_of_layers(work.model, layers, of);
   };
-  const int64_t before_mlp = (work.model.has_latents() ? 3 : 2) * most;
+  const int64_t before_mlp = layers_before_mlp(work.model, most);
   if (fits(parts(before_mlp + most, most))) {
     const int64_t layers = fewest(parts, before_mlp + most);
     some = parts(layers, most);

@@ -94,8 +94,8 @@ std::vector<std::pair<size_t, size_t>> cut_into_buckets(const std::vector<Block>
 }
 
 // The layers' buckets take turns with two windows, and those of divided experts with two more: one
-// is used while the next one travels. An
-// embedding and a head that do not share a table are not used together and share a window.
+// is used while the next one travels. An embedding and a head that do not share a table are not
+// used together and share a window.
 void assign_windows(ParamLayout& layout, int64_t layers, bool tied) {
   std::vector<int64_t> numel;
   const auto put = [&](Bucket& bucket, size_t window) {

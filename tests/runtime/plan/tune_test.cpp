@@ -234,6 +234,50 @@ TEST_CASE("what is made again is what makes a layout fit and costs least") {
   }
 }
 
+TEST_CASE("heads are made again of latents before whole feed-forward blocks are") {
+  Workload work = guide_rows().front().work;
+  work.model.layers = 16;
+  work.model.kv_heads = work.model.heads;
+  work.model.head_dim = 192;
+  work.model.latent = {.kv_rank = 512, .q_rank = 1536, .rope_dim = 64, .value_dim = 128};
+  work.seq = 1024;
+  work.global_batch = 64;
+  LayoutChoice layout;
+  layout.micro_batch = 8;
+  REQUIRE(impossible(work, layout) == "");
+  Cluster cluster = *find_cluster("h200");
+  const auto with = [&](const Recompute& recompute) {
+    LayoutChoice choice = layout;
+    choice.recompute = recompute;
+    return forecast(work, choice, cluster);
+  };
+  const auto needed = [&](const Recompute& recompute) {
+    return needed_memory(with(recompute).memory, cluster);
+  };
+  const double most = needed({}), least = needed(everything_again());
+  bool latents_alone = false, latents_and_mlp = false;
+  for (int part = 0; part <= 12; ++part) {
+    CAPTURE(part);
+    cluster.gpu.memory_bytes = (most - (most - least) * part / 12 + 1e9 + 1) / 0.98;
+    const auto found = least_recompute(work, layout, cluster);
+    REQUIRE(found);
+    CAPTURE(modules_of(*found));
+    CHECK(needed(*found) <= usable_memory(cluster));
+    if (found->latents) CHECK(found->norms.all());
+    if (found->mlp) CHECK(found->latents.all());
+    latents_alone = latents_alone || (found->latents && !found->mlp);
+    latents_and_mlp = latents_and_mlp || (found->latents && found->mlp);
+    // The same memory without latents costs more.
+    for (int64_t mlps = 0; found->latents && mlps <= 16; ++mlps) {
+      const Recompute other = {.mlp_activation = true, .norms = true, .mlp = mlps};
+      if (needed(other) > needed(*found)) continue;
+      CHECK(with(other).time.total > with(*found).time.total);
+    }
+  }
+  CHECK(latents_alone);
+  CHECK(latents_and_mlp);
+}
+
 TEST_CASE("advice says which layers make what again") {
   const Workload work = guide_rows().front().work;
   LayoutChoice layout;
