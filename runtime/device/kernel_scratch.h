@@ -98,7 +98,15 @@ inline bool fits_warpgroups(DType dtype, const AttentionSize& s) {
   return dtype != DType::f32 && compiled && s.seq >= 32 &&
          (s.value_dim == 0 || s.value_dim == s.head_dim);
 }
-// Which backward they have: what is faster as far as it is measured, or as it is wished.
+// The same of those for heads beyond 128: DeepSeek's, of 192 with values of 128, and Gemma's 256.
+inline bool fits_wide_warpgroups(DType dtype, const AttentionSize& s) {
+  const int64_t values = s.value_dim == 0 ? s.head_dim : s.value_dim;
+  const bool compiled =
+      (s.head_dim == 192 && values == 128) || (s.head_dim == 256 && values == 256);
+  return dtype != DType::f32 && compiled && s.seq >= 32;
+}
+// Which backward the narrower ones have: what is faster as far as it is measured, or as it is
+// wished.
 enum class Backward { measured, split };
 // Whether one kernel makes dQ, dK and dV (attention_backward_joint_warpgroups.cu), in sums of its
 // own. Measured on an H200 (docs/benchmarks/gpu-h200.md), against two without sums: 7 to 31 % less

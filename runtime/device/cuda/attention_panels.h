@@ -253,6 +253,20 @@ TensorMap map_of_qkv(const AttentionWork& w) {
                      .rows = kBoxRows,
                      .panel = Panels<kDim>::kPanel});
 }
+// Of the values alone, kDim columns of a head, which may be fewer than keys have.
+template <typename T, int kDim>
+TensorMap map_of_values(const AttentionWork& w) {
+  return tensor_map({.data = static_cast<const T*>(w.qkv) +
+                             static_cast<int64_t>(w.heads + w.kv_heads) * w.head_dim,
+                     .batch = w.batch,
+                     .seq = w.seq,
+                     .heads = w.kv_heads,
+                     .dim = w.value_dim,
+                     .row_stride = w.row_stride,
+                     .is_bf16 = kIsBf16<T>,
+                     .rows = kBoxRows,
+                     .panel = Panels<kDim>::kPanel});
+}
 
 // body(T{}, head_dim, whether queries see only the newer keys) of a call that fits.
 template <typename Body>
@@ -266,6 +280,24 @@ void with_form(const AttentionWork& w, DType dtype, Body body) {
       }
     });
   });
+}
+
+// body(T{}, head_dim, value_dim) of a call of heads beyond 128 that fits: whether queries see only
+// the newer keys is for the kernel to ask, as in attention_tiles.h.
+template <typename Body>
+void with_wide_form(const AttentionWork& w, DType dtype, Body body) {
+  const auto with_dims = [&](auto type) {
+    if (w.head_dim == 192) {
+      body(type, std::integral_constant<int, 192>{}, std::integral_constant<int, 128>{});
+    } else {
+      body(type, std::integral_constant<int, 256>{}, std::integral_constant<int, 256>{});
+    }
+  };
+  if (dtype == DType::bf16) {
+    with_dims(Bf16{});
+  } else {
+    with_dims(Half{});
+  }
 }
 
 }  // namespace mtl::cuda::warpgroups

@@ -13,6 +13,13 @@ inline bool fits_warpgroups(const Queue& queue, const AttentionShape& s, DType d
          kernel_scratch::fits_warpgroups(dtype, {s.batch, s.seq, s.heads, s.head_dim, s.values()});
 }
 
+// The same of heads beyond 128.
+inline bool fits_wide_warpgroups(const Queue& queue, const AttentionShape& s, DType dtype) {
+  return queue.has_warpgroups() && s.scale > 0 && s.cap == 0 &&
+         kernel_scratch::fits_wide_warpgroups(dtype,
+                                              {s.batch, s.seq, s.heads, s.head_dim, s.values()});
+}
+
 // Enqueue what attention_forward_tiles, and attention_key_tiles with attention_query_tiles, do.
 // `scratch`: so many bytes, 16-byte aligned.
 inline constexpr int64_t kForwardScratch = 16;
