@@ -55,22 +55,22 @@ pack() {  # pack BUILD DIR
   [[ -z $(git -C "$root" status --porcelain 2>/dev/null | head -n 1) ]] ||
     echo "with uncommitted changes" >>"$to/COMMIT"
   mkdir -p "$2"
-  tar -C "$to" -czf "$2/pack.tar.gz" .
+  XZ_OPT='-6 -T0' tar -C "$to" -cJf "$2/pack.tar.xz" .  # half of what gzip leaves
   local size
-  size=$(du -m "$2/pack.tar.gz" | cut -f 1)
-  say "packed into $2/pack.tar.gz: $size MiB"
+  size=$(du -m "$2/pack.tar.xz" | cut -f 1)
+  say "packed into $2/pack.tar.xz: $size MiB"
   [[ $size -le 60 ]] || die "that is more than 60 MiB" "build Release, without sanitizers" 1
 }
 
 # unpack DIR SCRATCH: prints where the programs are.
 unpack() {
-  if [[ ! -r $1/pack.tar.gz ]]; then
+  if [[ ! -r $1/pack.tar.xz ]]; then
     printf '%s\n' "$1"
     return
   fi
   mkdir "$2/from"
-  tar -C "$2/from" -xzf "$1/pack.tar.gz" 2>"$2/unpack.log" ||
-    die "$1/pack.tar.gz cannot be unpacked into $2: $(tail -n 1 "$2/unpack.log")" \
+  tar -C "$2/from" -xJf "$1/pack.tar.xz" 2>"$2/unpack.log" ||
+    die "$1/pack.tar.xz cannot be unpacked into $2: $(tail -n 1 "$2/unpack.log")" \
       "make room there, or set TMPDIR to a folder that has some; else pack again"
   printf '%s\n' "$2/from"
 }
