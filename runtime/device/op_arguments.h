@@ -247,14 +247,16 @@ struct AttentionBackward {
 // by their sum (of sigmoids: and 1e-20, as there). In the end all are multiplied by `scale`.
 //
 // With several groups of experts/groups neighbours each, a token takes its experts from the best
-// `group_topk` groups alone (DeepSeek-V3; as Megatron-LM's group_limited_topk): a group's score is
-// the sum of its k / group_topk best experts' of what they are chosen by: sigmoid and bias, the
-// logit, or, if softmax is not normalised, the probability. Among equals the smaller index wins.
+// `group_topk` groups alone: a group's score is the sum of its `group_best` best experts'
+// (DeepSeek-V2: 1, V3: 2; Megatron-LM's group_limited_topk: k / group_topk) of what they are chosen
+// by: sigmoid and bias, the logit, or, if softmax is not normalised, the probability. Among equals
+// the smaller index wins.
 struct ExpertScores {
   bool sigmoid = false;
   bool normalize = true;
   float scale = 1;
   int groups = 1, group_topk = 1;  // at most kMostExpertGroups
+  int group_best = 1;              // at most experts / groups
 };
 inline constexpr int kMostExpertGroups = 64;
 struct ExpertRoutes {

@@ -128,19 +128,12 @@ void read_deepseek_experts(ConfigReader& config, ModelShape& shape,
   const int64_t size = groups > 0 ? shape.experts / groups : 0;
   const bool whole = groups > 1 && groups <= 64 && shape.experts % groups == 0 && taken >= 1 &&
                      taken <= groups && shape.experts_per_token <= taken * size;
-  // Here, as in Megatron-LM, a group's score is of its topk / group_topk best.
-  const int64_t of_group = whole ? shape.experts_per_token / taken : 0;
-  if (!whole) {
+  // The sum of a group's two best experts' scores is its own, or its best one's.
+  scores.group_best = scores.sigmoid ? 2 : 1;
+  if (!whole || scores.group_best > size) {
     config.refuse(fmt::format("'n_group' {} and 'topk_group' {} do not fit {} of {} experts",
                               groups, taken, shape.experts_per_token, shape.experts),
                   "compare config.json with the original model's");
-  } else if (of_group != (scores.sigmoid ? 2 : 1)) {
-    config.refuse(
-        fmt::format("a group's score is {}, and here the sum of those of {} "
-                    "(num_experts_per_tok / topk_group)",
-                    scores.sigmoid ? "the sum of its two best experts'" : "its best expert's",
-                    of_group),
-        "this model cannot be run by mtl");
   }
 }
 

@@ -184,8 +184,8 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
     add(shape.shared_ffn == 0 || shape.ffn == 0 || shape.shared_ffn % shape.ffn != 0,
         "model.moe.shared_ffn: dots.llm1's is one or several times the width of an expert");
     add(shape.dense_layers != first, "model.moe.dense_layers: dots.llm1's are the first ones");
-    add(scores.groups > 1 && shape.experts_per_token / scores.group_topk != 2,
-        "model.moe.group_topk: dots.llm1's groups have the sum of two experts' scores (topk / 2)");
+    add(scores.groups > 1 && scores.best_of_group(shape.experts_per_token) != 2,
+        "model.moe.group_best: dots.llm1's groups have the sum of two experts' scores (2)");
     return notes;
   }
   add(shape.moe_scores.scale != 1, "model.moe.scale: dots.llm1 has it, with sigmoids");

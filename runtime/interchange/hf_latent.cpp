@@ -91,17 +91,17 @@ void add_mixture_notes(const ModelShape& shape, std::vector<std::string>& notes)
   add(shape.shared_ffn == 0 || shape.ffn == 0 || shape.shared_ffn % shape.ffn != 0,
       "model.moe.shared_ffn: DeepSeek's is one or several times the width of an expert");
   add(!are_first(shape.dense_layers), "model.moe.dense_layers: DeepSeek's are the first ones");
-  const int64_t of_group = scores.groups > 1 ? shape.experts_per_token / scores.group_topk : 0;
+  const int64_t of_group = scores.groups > 1 ? scores.best_of_group(shape.experts_per_token) : 0;
   if (is_second(shape)) {
     add(scores.normalize,
         "model.moe.normalize: DeepSeek-V2, with softmax, does not divide weights by their sum");
     add(of_group > 1,
-        "model.moe.group_topk: DeepSeek-V2's groups have the score of their best expert (topk)");
+        "model.moe.group_best: DeepSeek-V2's groups have the score of their best expert (1)");
     return;
   }
   add(!shape.expert_bias, "model.moe.score sigmoid without expert_bias: DeepSeek-V3 has both");
   add(of_group > 0 && of_group != 2,
-      "model.moe.group_topk: DeepSeek-V3's groups have the sum of two experts' scores (topk / 2)");
+      "model.moe.group_best: DeepSeek-V3's groups have the sum of two experts' scores (2)");
 }
 
 }  // namespace

@@ -26,31 +26,6 @@ void set_vocab(ModelShape& shape, int64_t vocab) {
   shape.padded_vocab = round_up(vocab, shape.vocab_pad_to);
 }
 
-// A checkpoint of this version says all that makes the model what it is, or there is none.
-void check_known(const ModelShape& shape, const std::string& kind) {
-  const ModelShape known = model_shape_from_json(to_json(shape));
-  const bool same =
-      known.embedding_scale == shape.embedding_scale &&
-      known.sliding_window == shape.sliding_window && known.qkv_bias == shape.qkv_bias &&
-      known.experts == shape.experts && known.experts_per_token == shape.experts_per_token &&
-      known.moe_scores.sigmoid == shape.moe_scores.sigmoid &&
-      known.moe_scores.normalize == shape.moe_scores.normalize &&
-      known.moe_scores.scale == shape.moe_scores.scale &&
-      known.moe_scores.groups == shape.moe_scores.groups &&
-      known.moe_scores.group_topk == shape.moe_scores.group_topk &&
-      known.dense_layers == shape.dense_layers && known.dense_layer_ffn == shape.dense_layer_ffn &&
-      known.expert_bias == shape.expert_bias && known.shared_ffn == shape.shared_ffn &&
-      known.shared_gate == shape.shared_gate && known.latent.kv_rank == shape.latent.kv_rank &&
-      known.latent.q_rank == shape.latent.q_rank &&
-      known.latent.rope_dim == shape.latent.rope_dim &&
-      known.latent.value_dim == shape.latent.value_dim &&
-      known.latent.norm_eps == shape.latent.norm_eps;
-  if (same) return;
-  throw Error(Exit::data, {.code = "import.family",
-                           .what = "this version cannot run this model: " + kind,
-                           .help = "a later version of mtl may"});
-}
-
 // As an element range is asked for, it is read from the files: no tensor is in memory as a whole.
 CheckpointTensor streamed(const ParamRow& row, const ForeignWeights& weights) {
   CheckpointTensor tensor;
@@ -157,6 +132,7 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
     if (shape.moe_scores.groups > 1) {
       line("    groups: {}\n    group_topk: {}", shape.moe_scores.groups,
            shape.moe_scores.group_topk);
+      if (shape.moe_scores.group_best > 0) line("    group_best: {}", shape.moe_scores.group_best);
     }
     if (shape.moe_scores.sigmoid) line("    score: sigmoid");
     if (!shape.moe_scores.normalize) line("    normalize: false");
@@ -207,7 +183,6 @@ ImportReport import_model(const ImportOptions& options) {
     set_vocab(shape, tokenizer->vocab_size());
   }
 
-  check_known(shape, foreign.kind);
   NewFolder folder(options.out);
   const std::vector<ParamRow> table = shard_table(shape, false);
   std::vector<CheckpointTensor> tensors;

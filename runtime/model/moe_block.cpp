@@ -138,7 +138,8 @@ ExpertScores MoeBlock::scores() const {
           .normalize = scores.normalize,
           .scale = static_cast<float>(scores.scale),
           .groups = static_cast<int>(scores.groups),
-          .group_topk = static_cast<int>(scores.group_topk)};
+          .group_topk = static_cast<int>(scores.group_topk),
+          .group_best = static_cast<int>(scores.best_of_group(context_.shape.experts_per_token))};
 }
 
 RowCounts MoeBlock::route(const Pass& pass, Tensor x) const {

@@ -170,7 +170,8 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
                         .normalize = model.moe.normalize,
                         .scale = model.moe.scale,
                         .groups = model.moe.groups,
-                        .group_topk = model.moe.group_topk};
+                        .group_topk = model.moe.group_topk,
+                        .group_best = model.moe.group_best};
     shape.dense_layers = dense_layers(model);
     if (!shape.dense_layers.empty()) shape.dense_layer_ffn = shape.ffn;
     if (model.moe.ffn > 0) shape.ffn = model.moe.ffn;
@@ -234,6 +235,9 @@ nlohmann::json to_json(const ModelShape& shape) {
     if (shape.moe_scores.groups > 1) {
       json["moe_groups"] = shape.moe_scores.groups;
       json["moe_group_topk"] = shape.moe_scores.group_topk;
+      const int64_t best = shape.moe_scores.best_of_group(shape.experts_per_token);
+      const ModelShape::MoeScores usual = {.group_topk = shape.moe_scores.group_topk};
+      if (best != usual.best_of_group(shape.experts_per_token)) json["moe_group_best"] = best;
     }
     if (shape.moe_scores.sigmoid) json["moe_score"] = "sigmoid";
     if (!shape.moe_scores.normalize) json["moe_normalize"] = false;
@@ -281,6 +285,7 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   shape.moe_scores.scale = json.value("moe_scale", 1.0);
   shape.moe_scores.groups = json.value("moe_groups", int64_t{1});
   shape.moe_scores.group_topk = json.value("moe_group_topk", int64_t{1});
+  shape.moe_scores.group_best = json.value("moe_group_best", int64_t{0});
   if (const auto dense = json.find("dense_layers"); dense != json.end()) {
     dense->get_to(shape.dense_layers);
     shape.dense_layer_ffn = shape.ffn;

@@ -1,6 +1,7 @@
 // The model as numbers: what is needed to know every parameter and buffer. Pure data.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -86,6 +87,11 @@ struct ModelShape {
     bool sigmoid = false, normalize = true;
     double scale = 1;
     int64_t groups = 1, group_topk = 1;
+    int64_t group_best = 0;  // 0 = topk / group_topk
+    int64_t best_of_group(int64_t topk) const {
+      if (group_best > 0 && groups > 1) return group_best;
+      return std::max<int64_t>(1, topk / group_topk);
+    }
   } moe_scores;
   // Width of the block that all tokens go through beside their experts, 0 = none; and whether its
   // output is multiplied with the sigmoid of a score (Qwen2-MoE).

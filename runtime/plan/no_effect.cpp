@@ -96,6 +96,8 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   check("model.moe.groups", moe.experts > 0, moe.groups, no_moe.groups, no_experts);
   check("model.moe.group_topk", moe.experts > 0 && moe.groups > 1, moe.group_topk,
         no_moe.group_topk, moe.experts > 0 ? "model.moe.groups is 1" : no_experts);
+  check("model.moe.group_best", moe.experts > 0 && moe.groups > 1, moe.group_best,
+        no_moe.group_best, moe.experts > 0 ? "model.moe.groups is 1" : no_experts);
   check("model.moe.shared_ffn", moe.experts > 0, moe.shared_ffn, no_moe.shared_ffn, no_experts);
   check("model.moe.shared_gate", moe.experts > 0 && moe.shared_ffn > 0, moe.shared_gate,
         no_moe.shared_gate, moe.experts > 0 ? "model.moe.shared_ffn is 0" : no_experts);

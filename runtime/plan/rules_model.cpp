@@ -115,7 +115,11 @@ void check_groups(const ModelShape& model, RuleBook& book) {
                  fmt::format("use group_topk <= {}", std::min(groups, topk)))) {
     return;
   }
-  const int64_t size = model.experts / groups;
+  const int64_t size = model.experts / groups, best = model.moe_scores.best_of_group(topk);
+  book.rule("model.moe", "model.moe.group_best", best <= size || model.moe_scores.group_best == 0,
+            fmt::format("a group's score cannot be of model.moe.group_best {} experts, it has {}",
+                        best, size),
+            fmt::format("use group_best <= {}", size));
   book.rule("model.moe", "model.moe.group_topk", topk <= taken * size,
             fmt::format("model.moe.group_topk {} groups of {} have fewer experts than "
                         "model.moe.topk {}",

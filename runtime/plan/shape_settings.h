@@ -47,6 +47,7 @@ inline constexpr std::pair<const char*, const char*> kShapeSettings[] = {
     {"moe_scale", "model.moe.scale"},
     {"moe_groups", "model.moe.groups"},
     {"moe_group_topk", "model.moe.group_topk"},
+    {"moe_group_best", "model.moe.group_best"},
     {"dense_layers", "model.moe.dense_layers"},
     {"expert_ffn", "model.moe.ffn"},
     {"shared_ffn", "model.moe.shared_ffn"},

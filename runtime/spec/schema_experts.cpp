@@ -101,10 +101,18 @@ Section experts_section() {
               {.key = "model.moe.group_topk",
                .field = [](TrainSpec& s) -> Field { return &s.model.moe.group_topk; },
                .doc = "Groups of a token. The score of a group is the sum of those of its best "
-                      "topk / group_topk experts, with `model.moe.expert_bias` the biased ones.",
+                      "`model.moe.group_best` experts, with `model.moe.expert_bias` the biased "
+                      "ones.",
                .min = 1,
                .max = 64,
                .known_as = {"moe_router_group_topk", "topk_group"}},
+              {.key = "model.moe.group_best",
+               .field = [](TrainSpec& s) -> Field { return &s.model.moe.group_best; },
+               .doc = "Experts of a group whose scores add up to its own (DeepSeek-V2: 1, V3: 2).",
+               .auto_doc = "`model.moe.topk` / `model.moe.group_topk`, rounded down, as "
+                           "Megatron-LM has it",
+               .min = 1,
+               .max = 1 << 16},
               {.key = "model.moe.shared_ffn",
                .field = [](TrainSpec& s) -> Field { return &s.model.moe.shared_ffn; },
                .doc = "Width of one more block in every layer, which all tokens go through beside "

@@ -95,6 +95,7 @@ struct TrainSpec {
       double scale = 1;               // that they are multiplied by in the end
       int64_t groups = 1;             // of neighbouring experts
       int64_t group_topk = 1;         // groups that a token's experts are of
+      int64_t group_best = 0;         // experts that a group's score is of; 0 = topk / group_topk
       int64_t shared_ffn = 0;         // width of the block that all tokens go through; 0 = none
       bool shared_gate = false;       // its output times the sigmoid of a score of its own
       bool expert_bias = false;       // balance by a bias of each expert, for the choice alone

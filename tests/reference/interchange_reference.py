@@ -138,9 +138,9 @@ def configs():
         rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
                       "mscale": 0.707, "mscale_all_dim": 0.707},
         **latents(), **deepseek_like())
-    # Where a token takes as many groups as experts, the score of a group is that of one expert.
+    # Whose groups have the score of one expert, where Megatron-LM's have that of two.
     yield "deepseek-v2-groups", transformers.DeepseekV2Config(
-        n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=2, moe_intermediate_size=12,
+        n_routed_experts=12, n_shared_experts=2, num_experts_per_tok=4, moe_intermediate_size=12,
         topk_method="group_limited_greedy", n_group=4, topk_group=2, routed_scaling_factor=4.0,
         q_lora_rank=20, pad_token_id=None, **latents(), **deepseek_like())
 

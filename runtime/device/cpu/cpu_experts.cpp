@@ -33,18 +33,18 @@ void rank_experts(const float* logits, const float* bias, int64_t experts,
 }
 
 // Which groups of experts a token takes its own from, a bit each.
-uint64_t choose_groups(const float* ranks, int64_t experts, int64_t k, const ExpertScores& scores) {
+uint64_t choose_groups(const float* ranks, int64_t experts, const ExpertScores& scores) {
   if (scores.groups == 1) return 1;
-  const int64_t size = experts / scores.groups, best_of_group = k / scores.group_topk;
+  const int64_t size = experts / scores.groups;
   // Probabilities but for what all are divided by.
   const bool probabilities = !scores.sigmoid && !scores.normalize;
   const float largest = *std::max_element(ranks, ranks + experts);
   std::vector<float> sums, own;
   for (int64_t group = 0; group < scores.groups; ++group) {
     own.assign(ranks + group * size, ranks + (group + 1) * size);
-    std::partial_sort(own.begin(), own.begin() + best_of_group, own.end(), std::greater<>());
+    std::partial_sort(own.begin(), own.begin() + scores.group_best, own.end(), std::greater<>());
     float sum = 0;
-    for (int64_t i = 0; i < best_of_group; ++i) {
+    for (int i = 0; i < scores.group_best; ++i) {
       const float rank = own[static_cast<size_t>(i)];
       sum += probabilities ? std::exp(rank - largest) : rank;
     }
@@ -171,13 +171,14 @@ void CpuDevice::route_experts(const RouteExperts& args) {
   assert(scores.groups >= 1 && scores.groups <= kMostExpertGroups &&
          routes.experts % scores.groups == 0);
   assert(scores.groups == 1 || routes.k <= routes.experts / scores.groups * scores.group_topk);
+  assert(scores.group_best >= 1 && scores.group_best <= routes.experts / scores.groups);
   split_rows(routes.tokens, routes.experts * routes.k, [&](int64_t begin, int64_t end) {
     std::vector<float> ranks(static_cast<size_t>(routes.experts));
     for (int64_t t = begin; t < end; ++t) {
       const float* own = logits + t * routes.experts;
       int32_t* chosen = routes.chosen + t * routes.k;
       rank_experts(own, bias, routes.experts, scores, ranks.data());
-      const uint64_t groups = choose_groups(ranks.data(), routes.experts, routes.k, scores);
+      const uint64_t groups = choose_groups(ranks.data(), routes.experts, scores);
       choose(ranks.data(), routes.experts, routes.k, groups, routes.experts / scores.groups,
              chosen);
       weigh(own, routes.experts, scores, chosen, routes.k, routes.weights + t * routes.k);

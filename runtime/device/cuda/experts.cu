@@ -75,12 +75,12 @@ struct GroupScores {
 
 // Which groups of experts a token takes its own from, a bit each.
 __device__ inline uint64_t choose_groups(const Ranks& rank_of, const ExpertScores& scores,
-                                         int experts, int k) {
+                                         int experts) {
   if (scores.groups == 1) return 1;
   const bool probabilities = !scores.sigmoid && !scores.normalize;
   const float largest = probabilities ? rank_of(next_best(rank_of, 0, experts, -1)) : 0;
-  const GroupScores score_of = {rank_of, experts / scores.groups, k / scores.group_topk,
-                                probabilities, largest};
+  const GroupScores score_of = {rank_of, experts / scores.groups, scores.group_best, probabilities,
+                                largest};
   uint64_t taken = 0;
   int group = -1;
   for (int i = 0; i < scores.group_topk; ++i) {
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kChoosing)
   for (int64_t t = int64_t{blockIdx.x} * kChoosing + threadIdx.x; t < r.tokens; t += threads) {
     const float* logits = all_logits + t * r.experts;
     const Ranks rank_of = {logits, bias, bias != nullptr || (scores.sigmoid && scores.groups > 1)};
-    const uint64_t groups = choose_groups(rank_of, scores, r.experts, r.k);
+    const uint64_t groups = choose_groups(rank_of, scores, r.experts);
     const int size = r.experts / scores.groups;
     int32_t* chosen = r.chosen + t * r.k;
     for (int j = 0; j < r.k; ++j) {

@@ -37,6 +37,10 @@ std::vector<Scoring> in_groups(const ExpertsShape& shape) {
         all.push_back(scoring);
         all.back().scores.groups = groups;
         all.back().scores.group_topk = taken;
+        // As Megatron-LM has it; of DeepSeek-V2 the best one alone; of all.
+        all.back().scores.group_best = static_cast<int>(shape.k) / taken;
+        if (scoring.biased) all.back().scores.group_best = 1;
+        if (!scoring.scores.normalize) all.back().scores.group_best = static_cast<int>(size);
       }
     }
   }
@@ -54,8 +58,7 @@ std::vector<int64_t> best_groups(const Routed& r, int64_t t) {
       ranks.push_back(r.rank_in_group(t, e));
     }
     std::sort(ranks.rbegin(), ranks.rend());
-    sums.push_back(
-        std::accumulate(ranks.begin(), ranks.begin() + r.shape.k / scores.group_topk, 0.0));
+    sums.push_back(std::accumulate(ranks.begin(), ranks.begin() + scores.group_best, 0.0));
   }
   std::vector<int64_t> order(sums.size());
   std::iota(order.begin(), order.end(), 0);

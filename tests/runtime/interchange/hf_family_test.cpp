@@ -308,7 +308,7 @@ TEST_CASE("of a mixture the family follows from its parts, and what none has is 
       {"model.moe.shared_ffn", [](ModelShape& s) { s.shared_ffn = 20; }},
       {"model.moe.shared_ffn", [](ModelShape& s) { s.shared_ffn = 0; }},
       {"model.moe.dense_layers", [](ModelShape& s) { s.dense_layers = {1}; }},
-      {"model.moe.group_topk", [](ModelShape& s) { s.moe_scores.group_topk = 2; }},
+      {"model.moe.group_best", [](ModelShape& s) { s.moe_scores.group_best = 1; }},
       {"model.moe.scale", [](ModelShape& s) { s.moe_scores = {.scale = 2}; }},
       {"model.moe.groups", [](ModelShape& s) { s.moe_scores = {.groups = 2}; }}};
   for (const auto& one : kNotDots) {

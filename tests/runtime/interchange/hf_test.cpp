@@ -242,7 +242,7 @@ TEST_CASE("what changes the mathematics is read or refused") {
   CHECK(problems("dots1", {{"n_group", 3}}) == "import.config ");
   CHECK(problems("dots1", {{"topk_group", 5}}) == "import.config ");
   CHECK(problems("dots1", {{"topk_group", 1}}) == "import.config ");  // of two experts
-  CHECK(problems("dots1", {{"topk_group", 4}}) == "import.config ");  // one of each would count
+  CHECK(problems("dots1", {{"n_group", 8}, {"topk_group", 4}}) == "import.config ");  // of one
   CHECK(problems("dots1", {{"num_experts_per_tok", 1}, {"n_group", 1}}) == "warning ");
   CHECK(problems("olmo2", {{"attention_bias", true}}) == "import.config ");
   CHECK(problems("glm4", {{"attention_bias", nullptr}}) == "");

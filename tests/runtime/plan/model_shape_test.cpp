@@ -84,6 +84,8 @@ void check_equal(const ModelShape& a, const ModelShape& b) {
   CHECK(a.moe_scores.scale == b.moe_scores.scale);
   CHECK(a.moe_scores.groups == b.moe_scores.groups);
   CHECK(a.moe_scores.group_topk == b.moe_scores.group_topk);
+  CHECK(a.moe_scores.best_of_group(a.experts_per_token) ==
+        b.moe_scores.best_of_group(b.experts_per_token));
   CHECK(a.dense_layers == b.dense_layers);
   CHECK(a.dense_layer_ffn == b.dense_layer_ffn);
   CHECK(a.shared_ffn == b.shared_ffn);
@@ -255,6 +257,10 @@ TEST_CASE("a model's shape comes back from a checkpoint") {
   other.moe_scores.groups = 3;
   other.moe_scores.group_topk = 2;
   check_equal(model_shape_from_json(to_json(other)), other);
+  other.moe_scores.group_best = 2;  // and not 3 / 2
+  check_equal(model_shape_from_json(to_json(other)), other);
+  other.moe_scores.group_best = 1;  // what it is anyway: nothing is said
+  CHECK(to_json(other).count("moe_group_best") == 0);
   other.dense_layers = {0, 2};
   other.dense_layer_ffn = other.ffn + 16;
   CHECK(other.ffn != model_shape_from_json(to_json(other)).dense_layer_ffn);

@@ -27,6 +27,7 @@ TEST_CASE("recipes have the published numbers of parameters") {
       {"qwen3-30b-a3b", 30'532'122'624},
       {"dots-llm1", 142'774'381'696},
       {"deepseek-v2-lite", 15'706'484'224},
+      {"deepseek-v2", 235'741'434'880},
       {"deepseek-v3", 671'026'419'200},
       {"pythia-1.4b", 1'414'647'808},
       {"gemma-2b", 2'506'172'416},

@@ -238,6 +238,15 @@ TEST_CASE("rules of the learning rate") {
        1, "model.moe", "model.moe.group_topk",
        "a token with model.moe.topk 2 cannot take experts of model.moe.group_topk 3 of 2 groups",
        "use group_topk <= 2"},
+      {"a group's score of more experts than it has",
+       [](TrainSpec& s) {
+         with_experts(s, 6);
+         s.model.moe.groups = 2;
+         s.model.moe.group_best = 4;
+       },
+       1, "model.moe", "model.moe.group_best",
+       "a group's score cannot be of model.moe.group_best 4 experts, it has 3",
+       "use group_best <= 3"},
       {"groups of fewer experts than a token takes",
        [](TrainSpec& s) {
          with_experts(s, 6);

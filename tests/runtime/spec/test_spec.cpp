@@ -140,7 +140,7 @@ TEST_CASE("every key can be set to what it is not") {
            "model.position.window_base=100",
            "model.position.skip={every: 4, layers: [1]}",
            "model.moe={experts: 4, ffn: 64, every: 2, dense_layers: [4, 6], topk: 3, scale: 2.5, "
-           "groups: 2, group_topk: 2, aux_loss: 0.01, z_loss: 1e-3, score: sigmoid, "
+           "groups: 2, group_topk: 2, group_best: 2, aux_loss: 0.01, z_loss: 1e-3, score: sigmoid, "
            "normalize: false, shared_ffn: 96, shared_gate: true, expert_bias: true, "
            "bias_rate: 0.01}",
            "train.samples=auto",
@@ -273,6 +273,7 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.moe.scale == 2.5);
   CHECK(s.model.moe.groups == 2);
   CHECK(s.model.moe.group_topk == 2);
+  CHECK(s.model.moe.group_best == 2);
   CHECK(s.model.moe.topk == 3);
   CHECK(s.model.moe.aux_loss == 0.01);
   CHECK(s.model.moe.z_loss == 1e-3);
