@@ -29,8 +29,10 @@ HALF_RATE = set(
 )
 
 ATTENTION = [
-    ("forward, heads of 64", r"attention_forward_warpgroups<mtl::cuda::Bf16, 64, false>"),
-    ("forward, heads of 128", r"attention_forward_warpgroups<mtl::cuda::Bf16, 128, false>"),
+    ("forward, heads of 64", r"attention_forward_warpgroups<mtl::cuda::Bf16, 64, 64, false>"),
+    ("forward, heads of 128", r"attention_forward_warpgroups<mtl::cuda::Bf16, 128, 128, false>"),
+    ("forward, heads of 192", r"attention_forward_warpgroups<mtl::cuda::Bf16, 192, 128, true>"),
+    ("forward, heads of 256", r"attention_forward_warpgroups<mtl::cuda::Bf16, 256, 256, true>"),
     ("backward, heads of 64", r"attention_backward_joint<mtl::cuda::Bf16, 64, false>"),
     ("backward, heads of 128", r"attention_backward_joint<mtl::cuda::Bf16, 128, false>"),
     ("dK, dV, heads of 96", r"attention_key_warpgroups<mtl::cuda::Bf16, 96, false>"),

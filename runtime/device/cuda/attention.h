@@ -6,7 +6,7 @@
 // multiple of 8 up to 256 and tensors aligned to 16 bytes. attention_panels.h is for most of these
 // on Hopper, whose tensor cores give their full rate only to wgmma. All have the steps of arXiv
 // 2205.14135 and 2307.08691 (online softmax, log-sum-exp saved, probabilities computed again in
-// backward). Values narrower than keys are for the first two.
+// backward). Values narrower than keys are for the first two, and DeepSeek's for the third.
 //
 // Backward is two kernels with nothing to add up between blocks, so it is deterministic: one owns
 // keys (dK, dV: four products per pair of tiles), one owns queries (dQ: three, of which the scores

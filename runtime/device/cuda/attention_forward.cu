@@ -139,7 +139,8 @@ void attention_forward(Queue& queue, const Attention& args) {
   auto* const memory = static_cast<unsigned char*>(queue.scratch(kForwardScratch + slopes));
   prepare_slopes(queue, s, w, reinterpret_cast<float*>(memory + kForwardScratch));
   const bool is_aligned = aligned(args.qkv) && aligned(args.out);
-  if (is_aligned && fits_warpgroups(queue, s, args.qkv.dtype)) {
+  if (is_aligned && (fits_warpgroups(queue, s, args.qkv.dtype) ||
+                     fits_wide_warpgroups(queue, s, args.qkv.dtype))) {
     return forward_by_warpgroups(queue, w, args.qkv.dtype, memory);
   }
   const bool tiles = is_aligned && fits_tiles(s);
@@ -147,7 +148,7 @@ void attention_forward(Queue& queue, const Attention& args) {
 }
 
 const char* own_attention_kind(const Queue& queue, const AttentionShape& s, DType dtype) {
-  if (fits_warpgroups(queue, s, dtype)) return "wgmma";
+  if (fits_warpgroups(queue, s, dtype) || fits_wide_warpgroups(queue, s, dtype)) return "wgmma";
   return dtype != DType::f32 && fits_tiles(s) ? "mma" : "no tensor cores";
 }
 

@@ -8,17 +8,37 @@ namespace {
 
 using namespace warpgroups;
 
-template <int kDim>
+// Heads beyond 128 leave no room for two tiles of queries: there the one makes way for the next as
+// soon as its last scores are made, so results leave by a room of their own. Heads of 256, whose
+// results take 128 registers of a thread, leave none for scores of 128 keys either.
+template <int kDim, int kValueDim>
 struct ForwardShape {
-  static constexpr int kQueries = kConsumers * kRows, kKeys = 128, kStages = 2;
+  static constexpr bool kWide = kDim > 128;
+  static constexpr int kQueries = kConsumers * kRows, kKeys = kDim > 192 ? 64 : 128;
+  static constexpr int kStages = 2, kQueryStages = kWide ? 1 : 2;
   static constexpr unsigned kTile = Panels<kDim>::tile_bytes(kKeys);
-  static constexpr unsigned kQueryTile = kConsumers * Panels<kDim>::kOwnBytes;
+  static constexpr unsigned kValueTile = Panels<kValueDim>::tile_bytes(kKeys);
+  static constexpr unsigned kOwnBytes =
+      kWide ? Panels<kDim>::tile_bytes(kRows) : Panels<kDim>::kOwnBytes;
+  static constexpr unsigned kQueryTile = kConsumers * kOwnBytes;
+  static constexpr unsigned kRoom = 2048;  // of a warp (store_octets)
+  static constexpr unsigned kRooms = kWide ? kConsumerWarps * kRoom : 0;
   struct Barriers {
-    Stages<kStages> queries, keys, values;
-    int numbers[kStages];  // of the tiles of queries, from the producer
+    Stages<kQueryStages> queries;
+    Stages<kStages> keys, values;
+    int numbers[kQueryStages];  // of the tiles of queries, from the producer
   };
-  static constexpr size_t kSharedBytes =
-      kStages * (kQueryTile + 2 * kTile) + sizeof(Barriers) + kAlignment;
+  static constexpr size_t kSharedBytes = kQueryStages * kQueryTile +
+                                         kStages * (kTile + kValueTile) + kRooms +
+                                         sizeof(Barriers) + kAlignment;
+  static_assert(kSharedBytes <= 227 << 10);
+  // Of keys as many as the queries of one consumer two tiles lie on the diagonal, and the first
+  // consumer sees nothing of the newer one.
+  static constexpr bool kSkips = kKeys == kRows;
+  static_assert(kSkips || kKeys == kQueries);
+  // Who has the first turn, past the tile that each begins with: who has less of that one, or more
+  // tiles.
+  static constexpr int kLeader = kSkips ? 1 : 0;
 };
 
 // A tile of queries, and the keys that it sees.
@@ -38,28 +58,58 @@ __device__ inline ForwardTile forward_tile(const AttentionWork& w, const BlockOr
   return {sequence, first, place, seen_by_queries<Shape, kLimited>(w, place, first)};
 }
 
+// Issues o += P V, of columns 128 at a time.
+template <typename T, int kValueDim, int kN>
+__device__ inline void multiply_values(float (&o)[kValueDim / 8][4], uint32_t (&p)[kN][2],
+                                       uint32_t values) {
+  if constexpr (kValueDim <= 128) {
+    multiply_sums<T, kValueDim>(o, p, values);
+  } else {
+    using Tile = Panels<kValueDim>;
+    const uint64_t right = columns_operand<Tile::kPanel>(values, Tile::panel_bytes(8 * kN));
+    hold(p);
+    products_begin();
+    MTL_UNROLL()
+    for (int k = 0; k < kN; k += 2) {
+      const uint32_t left[4] = {p[k][0], p[k][1], p[k + 1][0], p[k + 1][1]};
+      MTL_UNROLL()
+      for (int column = 0; column < kValueDim; column += 128) {
+        const auto panel = static_cast<unsigned>(column / Tile::kPanel);
+        multiply_registers<T>(
+            reinterpret_cast<float(&)[16][4]>(o[column / 8]), left,
+            descriptor::behind(right, panel * Tile::panel_bytes(8 * kN) +
+                                          static_cast<unsigned>(8 * k) * Tile::kRowBytes),
+            true);
+      }
+    }
+    products_issued();
+  }
+}
+
 // As many blocks as there are multiprocessors, each with tile after tile: while the last one's
 // results are written, the copies of the next one are under way. Of 1,024 tokens a tile sees five
 // tiles of keys; starting a block and waiting for its first copies takes half as long. A block's
 // first tile is that of its index, then the next that nobody has taken, which `taken` counts.
-template <typename T, int kDim, bool kLimited>
+template <typename T, int kDim, int kValueDim, bool kLimited>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_forward_warpgroups(AttentionWork w, BlockOrder order, unsigned* taken,
-                                 const MTL_GRID_CONSTANT TensorMap qkv) {
-  using Shape = ForwardShape<kDim>;
+                                 const MTL_GRID_CONSTANT TensorMap of_keys,
+                                 const MTL_GRID_CONSTANT TensorMap of_values) {
+  using Shape = ForwardShape<kDim, kValueDim>;
   using Tile = Panels<kDim>;
   constexpr int kN = Shape::kKeys / 8;
   MTL_DYNAMIC_SHARED(shared);
   unsigned char* const queries = aligned_shared(shared);
-  unsigned char* const keys = queries + Shape::kStages * Shape::kQueryTile;
+  unsigned char* const keys = queries + Shape::kQueryStages * Shape::kQueryTile;
   unsigned char* const values = keys + Shape::kStages * Shape::kTile;
-  auto& barriers =
-      *reinterpret_cast<typename Shape::Barriers*>(values + Shape::kStages * Shape::kTile);
+  unsigned char* const rooms = values + Shape::kStages * Shape::kValueTile;
+  auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(rooms + Shape::kRooms);
   const int all_tiles = order.heads * order.tiles;
   know_pass(w);
 
   if (threadIdx.x == 0) {
-    fetch_map(qkv);
+    fetch_map(of_keys);
+    fetch_map(of_values);
     barriers.queries.init_all();
     barriers.keys.init_all();
     barriers.values.init_all();
@@ -76,23 +126,29 @@ __global__ void __launch_bounds__(kThreads, 1)
         const int next = static_cast<int>(gridDim.x + atomicAdd(taken, 1u));
         const ForwardTile tile = forward_tile<Shape, kLimited>(w, order, number);
         barriers.queries.wait_to_write(done);
-        barriers.numbers[done % Shape::kStages] = number;
-        Barrier& full = barriers.queries.full[done % Shape::kStages];
+        barriers.numbers[done % Shape::kQueryStages] = number;
+        Barrier& full = barriers.queries.full[done % Shape::kQueryStages];
         arrive_expecting(full, kConsumers * Tile::tile_bytes(kRows));
-        unsigned char* const to = queries + done % Shape::kStages * Shape::kQueryTile;
+        unsigned char* const to = queries + done % Shape::kQueryStages * Shape::kQueryTile;
         for (int i = 0; i < kConsumers; ++i) {
-          copy_rows<kDim, kRows>(to + i * Tile::kOwnBytes, qkv, full, tile.place.head,
+          copy_rows<kDim, kRows>(to + i * Shape::kOwnBytes, of_keys, full, tile.place.head,
                                  tile.first + i * kRows, tile.sequence);
         }
-        bring_keys<kDim, Shape>(w, tile.place, tile.sequence, tile.seen, before, qkv, keys, values,
-                                barriers);
-        before += tile.seen.count;
+        for (int i = 0; i < tile.seen.count; ++i, ++before) {
+          const int stage = before % Shape::kStages, k = tile.seen.at(i) * Shape::kKeys;
+          copy_rows<kDim, Shape::kKeys>(keys + stage * Shape::kTile, of_keys,
+                                        barriers.keys.begin(before, Shape::kTile),
+                                        w.heads + tile.place.kv, k, tile.sequence);
+          copy_rows<kValueDim, Shape::kKeys>(values + stage * Shape::kValueTile, of_values,
+                                             barriers.values.begin(before, Shape::kValueTile),
+                                             tile.place.kv, k, tile.sequence);
+        }
         ++done;
         number = next;
       }
       barriers.queries.wait_to_write(done);
-      barriers.numbers[done % Shape::kStages] = number;  // one that is not there
-      arrive(barriers.queries.full[done % Shape::kStages]);
+      barriers.numbers[done % Shape::kQueryStages] = number;  // one that is not there
+      arrive(barriers.queries.full[done % Shape::kQueryStages]);
     }
   } else {
     take_registers<kConsumerRegisters>();
@@ -100,25 +156,33 @@ __global__ void __launch_bounds__(kThreads, 1)
     int before_all = 0;
     for (int done = 0;; ++done) {
       barriers.queries.wait_for(done);
-      const int number = of_warp(barriers.numbers[done % Shape::kStages]);
+      const int number = of_warp(barriers.numbers[done % Shape::kQueryStages]);
       if (number >= all_tiles) break;
       const auto [sequence, first, place, seen] = forward_tile<Shape, kLimited>(w, order, number);
-      unsigned char* const own =
-          queries + done % Shape::kStages * Shape::kQueryTile + consumer.index * Tile::kOwnBytes;
+      unsigned char* const own = queries + done % Shape::kQueryStages * Shape::kQueryTile +
+                                 consumer.index * Shape::kOwnBytes;
       const int own_query = first + consumer.index * kRows;
       const int warp_query = own_query + 16 * consumer.warp;
       const int q = warp_query + consumer.lane / 4;  // of this lane's first sums
       const float slope = w.slopes != nullptr ? w.slopes[place.head] : 0.0f;
       const int end = before_all + seen.count;
+      const bool leads = consumer.index == Shape::kLeader;
+      const int skipped =
+          Shape::kSkips && (seen.first + seen.count) * Shape::kKeys > first + kRows ? 1 : 0;
+      const int begin = before_all + (consumer.index == 0 ? skipped : 0);
+      // Whether the other one waits for this one's products of tile i to be issued.
+      const auto is_waited_for = [&](int i) {
+        return leads ? i + skipped < end : i + 1 < end + skipped;
+      };
       const auto keys_at = [&](int i) {
         return shared_address(keys + i % Shape::kStages * Shape::kTile);
       };
       const auto values_at = [&](int i) {
-        return shared_address(values + i % Shape::kStages * Shape::kTile);
+        return shared_address(values + i % Shape::kStages * Shape::kValueTile);
       };
       const auto first_key = [&](int i) { return seen.at(i - before_all) * Shape::kKeys; };
 
-      float o[1][kDim / 8][4];
+      float o[1][kValueDim / 8][4];
       clear(o);
       RunningSoftmax<1> softmax;
       softmax.clear();
@@ -135,21 +199,26 @@ __global__ void __launch_bounds__(kThreads, 1)
         pack_weights<T>(w, place.first + static_cast<uint64_t>(element), s, to);
       };
 
-      // The tile on the diagonal. The first consumer's queries see half of it: its exponentials,
-      // which take longest, are half as many; the products with its zeros are few.
-      static_assert(Shape::kQueries == Shape::kKeys && Shape::kKeys == kConsumers * kRows);
-      const auto begin = [&](auto octets) {
+      const auto done_with_keys = [&](int i) {
+        barriers.keys.done_with(i);
+        if (Shape::kWide && i + 1 == end) barriers.queries.done_with(done);
+      };
+
+      // The tile on the diagonal. Where it is as long as that of queries, the first consumer's see
+      // half of it: its exponentials, which take longest, are half as many; the products with its
+      // zeros are few.
+      const auto begin_with = [&](auto octets) {
         constexpr int kOctets = decltype(octets)::value;
         float s[1][kOctets][4], before[1][2];
-        multiply_rows<T, kDim, Shape::kKeys>(s[0], shared_address(own), keys_at(before_all));
-        // The first one goes on as soon as it can.
-        if (consumer.index == 1 && seen.count > 1) arrive_some(kTurn, kConsumerThreads);
+        multiply_rows<T, kDim, Shape::kKeys>(s[0], shared_address(own), keys_at(begin));
+        // The leader goes on as soon as it can.
+        if (!leads && is_waited_for(begin)) arrive_some(kTurn + Shape::kLeader, kConsumerThreads);
         products_wait<0>();
         hold(s[0]);
-        barriers.keys.done_with(before_all);
-        weigh(before_all, s, before, true);
+        done_with_keys(begin);
+        weigh(begin, s, before, true);
         PackedSums<1, kOctets> some;
-        pack(before_all, s, some);
+        pack(begin, s, some);
         MTL_UNROLL()
         for (int n = 0; n < kN; ++n) {
           MTL_UNROLL()
@@ -157,26 +226,31 @@ __global__ void __launch_bounds__(kThreads, 1)
             p[0][n][half] = n < kOctets ? some[0][n % kOctets][half] : 0;
         }
       };
-      barriers.keys.wait_for(before_all);
-      if (consumer.index == 0) {
-        begin(std::integral_constant<int, kN / 2>{});
-      } else {
-        begin(std::integral_constant<int, kN>{});
+      if (begin > before_all) {
+        // Of every tile the producer waits for all warps; their turn must have come.
+        barriers.keys.wait_for(before_all);
+        barriers.keys.done_with(before_all);
+        barriers.values.wait_for(before_all);
+        barriers.values.done_with(before_all);
       }
-      for (int i = before_all + 1; i < end; ++i) {
+      barriers.keys.wait_for(begin);
+      constexpr int kSeen = kRows / 8;  // of its tile on the diagonal, by the first one
+      if (kSeen < kN && consumer.index == 0) {
+        begin_with(std::integral_constant<int, kSeen>{});
+      } else {
+        begin_with(std::integral_constant<int, kN>{});
+      }
+      for (int i = begin + 1; i < end; ++i) {
         float s[1][kN][4], before[1][2];
         barriers.keys.wait_for(i);
         sync_some(kTurn + consumer.index, kConsumerThreads);
         multiply_rows<T, kDim>(s[0], shared_address(own), keys_at(i));
         barriers.values.wait_for(i - 1);
-        multiply_sums<T, kDim>(o[0], p[0], values_at(i - 1));
-        // The last turn is the second one's.
-        if (consumer.index == 0 || i + 1 < end) {
-          arrive_some(kTurn + 1 - consumer.index, kConsumerThreads);
-        }
+        multiply_values<T, kValueDim>(o[0], p[0], values_at(i - 1));
+        if (is_waited_for(i)) arrive_some(kTurn + 1 - consumer.index, kConsumerThreads);
         products_wait<1>();
         hold(s[0]);
-        barriers.keys.done_with(i);
+        done_with_keys(i);
         const bool rescale = weigh(i, s, before, false);
         products_wait<0>();
         hold(o[0]);
@@ -185,40 +259,74 @@ __global__ void __launch_bounds__(kThreads, 1)
         pack(i, s, p);
       }
       barriers.values.wait_for(end - 1);
-      multiply_sums<T, kDim>(o[0], p[0], values_at(end - 1));
+      multiply_values<T, kValueDim>(o[0], p[0], values_at(end - 1));
       products_wait<0>();
       hold(o[0]);
       barriers.values.done_with(end - 1);
 
       float factor[1][2];
       softmax.finish(w, place, q, factor);
-      sync_some(kOwnThreads + consumer.index, static_cast<int>(kWarpgroup));
-      store_own_rows<T, kDim>(
-          w, consumer, o, factor, own,
-          static_cast<T*>(w.out) + place.row * w.out_stride + query_column(w, place), w.out_stride,
-          own_query);
-      // The copy engine is to write there next.
-      written_for_products();
-      barriers.queries.done_with(done);
+      T* const out =
+          static_cast<T*>(w.out) + place.row * w.out_stride + out_column<Shape::kWide>(w, place);
+      if constexpr (Shape::kWide) {
+        scale_rows(o, factor);
+        unsigned char* const room = rooms + (4 * consumer.index + consumer.warp) * Shape::kRoom;
+        MTL_UNROLL()
+        for (int column = 0; column < kValueDim; column += 64) {
+          store_octets<T>(&o[0][column / 8], 1, room, out + warp_query * w.out_stride + column,
+                          w.out_stride, w.seq - warp_query);
+        }
+      } else {
+        sync_some(kOwnThreads + consumer.index, static_cast<int>(kWarpgroup));
+        store_own_rows<T, kDim>(w, consumer, o, factor, own, out, w.out_stride, own_query);
+        // The copy engine is to write there next.
+        written_for_products();
+        barriers.queries.done_with(done);
+      }
       before_all = end;
     }
   }
+}
+
+// --- host
+
+// Of queries and keys: values may be narrower.
+template <typename T, int kDim>
+TensorMap map_of_keys(const AttentionWork& w) {
+  return tensor_map({.data = w.qkv,
+                     .batch = w.batch,
+                     .seq = w.seq,
+                     .heads = w.heads + w.kv_heads,
+                     .dim = w.head_dim,
+                     .row_stride = w.row_stride,
+                     .is_bf16 = kIsBf16<T>,
+                     .rows = kBoxRows,
+                     .panel = Panels<kDim>::kPanel});
 }
 
 }  // namespace
 
 void forward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch) {
   fill(queue, Tensor(scratch, DType::f32, {1}), 0);
-  with_form(w, dtype, [&](auto type, auto dim, auto limited) {
+  const auto forward = [&](auto type, auto dim, auto value_dim, auto limited) {
     using T = decltype(type);
-    constexpr int kDim = decltype(dim)::value;
-    using Shape = ForwardShape<kDim>;
+    constexpr int kDim = decltype(dim)::value, kValueDim = decltype(value_dim)::value;
+    using Shape = ForwardShape<kDim, kValueDim>;
     const BlockOrder order = order_of_queries(w, Shape::kQueries);
     const dim3 grid(std::min(grid_of(order).x, static_cast<unsigned>(queue.multiprocessors())));
-    launch(attention_forward_warpgroups<T, kDim, decltype(limited)::value>, grid, dim3(kThreads),
-           Shape::kSharedBytes, queue.stream(), w, order, static_cast<unsigned*>(scratch),
-           map_of_qkv<T, kDim>(w));
-  });
+    launch(attention_forward_warpgroups<T, kDim, kValueDim, decltype(limited)::value>, grid,
+           dim3(kThreads), Shape::kSharedBytes, queue.stream(), w, order,
+           static_cast<unsigned*>(scratch), map_of_keys<T, kDim>(w),
+           map_of_values<T, kValueDim>(w));
+  };
+  if (w.head_dim > 128) {
+    with_wide_form(w, dtype, [&](auto type, auto dim, auto value_dim) {
+      forward(type, dim, value_dim, std::true_type{});
+    });
+  } else {
+    with_form(w, dtype,
+              [&](auto type, auto dim, auto limited) { forward(type, dim, dim, limited); });
+  }
 }
 
 }  // namespace mtl::cuda

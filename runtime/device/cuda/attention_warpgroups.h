@@ -1,5 +1,6 @@
 // Attention on Hopper's tensor cores (attention_panels.h): for calls that fit the tiles of
-// attention_tiles.h and have heads of exactly 64, 96 or 128, values as wide as keys.
+// attention_tiles.h and have heads of exactly 64, 96 or 128, values as wide as keys; or (wide) of
+// 192 with values of 128, or of 256.
 #pragma once
 
 #include "runtime/device/cuda/attention_tiles.h"

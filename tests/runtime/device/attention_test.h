@@ -303,8 +303,10 @@ inline std::vector<Isa> isas_under_test() {
 // Whether Hopper's kernels take it; else kHopper is kCuda, as it is on a GPU.
 inline bool is_for_hopper(const AttentionShape& s, DType dtype) {
   if (gpu_under_test() != nullptr) return false;
-  const bool compiled = s.head_dim == 64 || s.head_dim == 96 || s.head_dim == 128;
-  return dtype != DType::f32 && compiled && s.values() == s.head_dim && s.seq >= 32;
+  const bool as_wide = s.head_dim == 64 || s.head_dim == 96 || s.head_dim == 128 ||
+                       s.head_dim == 256;  // values as keys
+  const bool compiled = s.head_dim == 192 ? s.values() == 128 : as_wide && s.values() == s.head_dim;
+  return dtype != DType::f32 && compiled && s.seq >= 32;
 }
 
 inline std::vector<Engine> engines_for(const AttentionShape& s, DType dtype) {

@@ -55,6 +55,10 @@ TEST_CASE("attention: tensor cores at the edges of their tiles") {
     check_kernels(shape(1, 49, 2, 2, 136), dtype);
     check_kernels(with_alibi(shape(1, 81, 2, 1, 192)), dtype);
     check_kernels(with_window(shape(1, 150, 2, 1, 256), 37), dtype);
+    // On Hopper the first 64 queries of a tile see no key of the tile on the diagonal.
+    check_kernels(shape(1, 128, 1, 1, 256), dtype);
+    check_kernels(with_alibi(shape(1, 193, 2, 1, 256, 0.2f)), dtype);
+    check_kernels(with_values(shape(1, 129, 2, 1, 192, 0.1f), 128), dtype);
     check_kernels(with_cap(shape(1, 65, 2, 1, 64, 0.1f), 0.5f), dtype);
     check_kernels(with_cap(shape(1, 97, 2, 1, 256), 2), dtype);
   }
@@ -82,7 +86,26 @@ TEST_CASE("attention: tensor cores and values narrower than keys") {
     check_kernels(with_values(shape(1, 66, 2, 2, 128), 64), dtype);  // not by Hopper's kernels
     check_kernels(with_values(shape(2, 65, 2, 1, 192), 136), dtype);
     check_kernels(with_values(shape(1, 65, 2, 1, 256, 0.1f), 128), dtype);
-    check_with_documents(with_values(shape(2, 130, 2, 2, 192), 128), 40, dtype, {kCuda});
+    check_with_documents(with_values(shape(2, 130, 2, 2, 192), 128), 40, dtype, {kCuda, kHopper});
+  }
+}
+
+TEST_CASE("attention: tensor cores and heads beyond 128") {
+  for (const int64_t seq : {32, 33, 64, 95, 127, 160, 257, 300}) {
+    check_kernels(shape(1, seq, 2, 2, 256), seq % 2 == 0 ? DType::bf16 : DType::f16);
+  }
+  for (const DType dtype : k16Bits) {
+    for (const int64_t window : {1, 40, 64, 100}) {
+      check(with_window(shape(1, 270, 1, 1, 256), window), dtype, kHopper);
+      check(with_window(with_values(shape(1, 270, 1, 1, 192), 128), window), dtype, kHopper);
+    }
+    // A whole tile of keys that only some of a tile's queries see, and documents of one token.
+    for (const unsigned mean : {1u, 30u, 90u}) {
+      check_with_documents(shape(2, 200, 2, 1, 256, 0.1f), mean, dtype, {kHopper});
+      check_with_documents(with_values(shape(1, 300, 2, 1, 192), 128), mean, dtype, {kHopper});
+    }
+    check(with_alibi(shape(1, 131, 4, 2, 256, 0.3f)), dtype, kHopper);  // words one by one
+    check(with_alibi(with_values(shape(3, 100, 4, 2, 192, 0.3f), 128)), dtype, kHopper);
   }
 }
 
@@ -165,11 +188,17 @@ TEST_CASE("attention: which of our kernels a call takes") {
     CHECK(other.kind(shape(1, 64, 2, 1, dim), DType::bf16) == "mma");
   }
   CHECK(hopper.kind(shape(1, 64, 2, 1, 80), DType::bf16) == "mma");
-  CHECK(hopper.kind(shape(1, 64, 2, 1, 256), DType::bf16) == "mma");
+  CHECK(hopper.kind(shape(1, 64, 2, 1, 256), DType::bf16) == "wgmma");
+  CHECK(hopper.kind(shape(1, 31, 2, 1, 256), DType::bf16) == "mma");
+  CHECK(hopper.kind(with_cap(shape(1, 64, 2, 1, 256), 2), DType::bf16) == "mma");
+  CHECK(other.kind(shape(1, 64, 2, 1, 256), DType::bf16) == "mma");
+  CHECK(hopper.kind(shape(1, 64, 2, 1, 192), DType::bf16) == "mma");
   CHECK(hopper.kind(shape(1, 64, 2, 1, 264), DType::bf16) == "no tensor cores");
   CHECK(hopper.kind(with_values(shape(1, 64, 2, 1, 128), 128), DType::bf16) == "wgmma");
   CHECK(hopper.kind(with_values(shape(1, 64, 2, 1, 128), 64), DType::bf16) == "mma");
-  CHECK(hopper.kind(with_values(shape(1, 64, 2, 1, 192), 128), DType::bf16) == "mma");
+  CHECK(hopper.kind(with_values(shape(1, 64, 2, 1, 192), 128), DType::f16) == "wgmma");
+  CHECK(hopper.kind(with_values(shape(1, 64, 2, 1, 192), 120), DType::f16) == "mma");
+  CHECK(hopper.kind(with_values(shape(1, 64, 2, 1, 256), 128), DType::bf16) == "mma");
   CHECK(hopper.kind(with_values(shape(1, 64, 2, 1, 192), 124), DType::bf16) == "no tensor cores");
 }
 
@@ -179,7 +208,8 @@ TEST_CASE("attention: stages of Hopper's copy engine") {
   using mtl::gpu_on_host::Schedule;
   for (const AttentionShape& s :
        {shape(1, 520, 1, 1, 64), with_window(shape(1, 400, 2, 1, 96), 300),
-        shape(1, 330, 1, 1, 128)}) {
+        shape(1, 330, 1, 1, 128), shape(1, 330, 2, 1, 256),
+        with_values(with_window(shape(1, 400, 1, 1, 192), 300), 128)}) {
     for (const Engine& engine : {kHopper, kHopperSplit}) {
       CAPTURE(engine.name());
       CAPTURE(s.head_dim);
@@ -222,6 +252,8 @@ TEST_CASE("attention: the order of a block's warps does not matter") {
       with_alibi(shape(1, 200, 2, 1, 64, 0.1f)),
       shape(1, 130, 2, 1, 96, 0.1f),
       shape(1, 160, 2, 1, 128),
+      shape(1, 200, 1, 1, 256),
+      with_values(with_alibi(shape(1, 150, 2, 1, 192)), 128),
   };
   for (const AttentionShape& s : shapes) {
     for (const Engine& engine : {kCuda, kHopper, kHopperSplit, kCudaMisaligned}) {
