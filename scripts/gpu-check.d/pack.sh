@@ -15,7 +15,7 @@ pack() {  # pack BUILD DIR
   [[ -x $from/mtl ]] || die "there is no $from/mtl" "build first: ninja -C $from" 4
   scratch=$(mktemp -d)
   trap 'rm -rf "$scratch"' EXIT
-  for file in mtl libmtl_cuda.so tests/test_runtime_device bench/{train,attention,products}_gpu; do
+  for file in mtl libmtl_cuda.so tests/test_runtime_device bench/{train,attention,products,own_product}_gpu; do
     if [[ -e $from/$file ]]; then
       built+=("$file")
     else
