@@ -241,7 +241,7 @@ Handler find_product(const Opcode& opcode, Instruction& instruction) {
     return nullptr;
   }
   unsigned columns = 0;
-  for (const unsigned n : {64u, 96u, 128u}) {
+  for (const unsigned n : {32u, 48u, 64u, 96u, 128u}) {
     if (opcode[4] == fmt::format("m64n{}k16", n)) columns = n;
   }
   const std::vector<Operand>& operands = instruction.operands;
@@ -263,7 +263,9 @@ Handler find_product(const Opcode& opcode, Instruction& instruction) {
                   (right_turned != 0 ? kRightTurned : 0) | (signs[0] != 1 ? kLeftNegated : 0) |
                   (signs[1] != 1 ? kRightNegated : 0);
   const bool is_bf16 = opcode[6] == "bf16";
-  return columns == 64   ? multiply_of<64>(is_bf16)
+  return columns == 32   ? multiply_of<32>(is_bf16)
+         : columns == 48 ? multiply_of<48>(is_bf16)
+         : columns == 64 ? multiply_of<64>(is_bf16)
          : columns == 96 ? multiply_of<96>(is_bf16)
                          : multiply_of<128>(is_bf16);
 }

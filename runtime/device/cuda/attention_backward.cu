@@ -365,6 +365,9 @@ void attention_backward(Queue& queue, const AttentionBackward& args) {
             [&](auto type) { prepare_stats<decltype(type)>(queue, w, is_aligned); });
   if (joint) return joint_backward_by_warpgroups(queue, w, args.qkv.dtype, memory);
   if (warpgroups) return backward_by_warpgroups(queue, w, args.qkv.dtype);
+  if (is_aligned && fits_wide_warpgroups(queue, s, args.qkv.dtype)) {
+    return wide_backward_by_warpgroups(queue, w, args.qkv.dtype);
+  }
   const bool tiles = is_aligned && fits_tiles(s);
   with_type(args.qkv.dtype, [&](auto type) { backward_as<decltype(type)>(queue, w, tiles); });
 }

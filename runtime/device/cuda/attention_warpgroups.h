@@ -26,6 +26,7 @@ inline bool fits_wide_warpgroups(const Queue& queue, const AttentionShape& s, DT
 inline constexpr int64_t kForwardScratch = 16;
 void forward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch);
 void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype);
+void wide_backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype);
 // The same by one kernel, of heads of 64 and 128. `scratch` begins with kernel_scratch's
 // query_sums().
 void joint_backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch);

@@ -271,6 +271,8 @@ __device__ inline void hold(uint32_t (&a)[kN][2]) {
 // clang-format off
 #define MTL_D4(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define MTL_D16(i) MTL_D4(i), MTL_D4(i + 1), MTL_D4(i + 2), MTL_D4(i + 3)
+#define MTL_R16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define MTL_R24 MTL_R16 ",%16,%17,%18,%19,%20,%21,%22,%23"
 #define MTL_R32 \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
   "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
@@ -300,16 +302,29 @@ __device__ inline void hold(uint32_t (&a)[kN][2]) {
     static_assert(kN == 16);                                                                       \
     kind("128", type, MTL_R64, a128, b128, p128, MTL_D16(0), MTL_D16(4), MTL_D16(8), MTL_D16(12)); \
   }
+#define MTL_WGMMA_NARROW(kind, type)                                                        \
+  if constexpr (kN == 4) {                                                                  \
+    kind("32", type, MTL_R16, "%16", "%17", "%18", MTL_D16(0));                             \
+  } else {                                                                                  \
+    static_assert(kN == 6);                                                                 \
+    kind("48", type, MTL_R24, "%24", "%25", "%26", MTL_D16(0), MTL_D4(4), MTL_D4(5));       \
+  }
 // clang-format on
 
-// d (+)= A B, issued: A 64 x 16 and B 16 x 8 kN (kN 8, 12 or 16), f32 sums; without `adds` d is
-// overwritten. Warp i of the warpgroup has rows 16 i to 16 i + 15 of d, in the layout of
-// mma_m16n8k16, octet n of columns in d[n] ("Register Fragments", wgmma.m64nNk16).
+// d (+)= A B, issued: A 64 x 16 and B 16 x 8 kN (kN 8, 12 or 16, here also 4 or 6), f32 sums;
+// without `adds` d is overwritten. Warp i of the warpgroup has rows 16 i to 16 i + 15 of d, in the
+// layout of mma_m16n8k16, octet n of columns in d[n] ("Register Fragments", wgmma.m64nNk16).
 // Both operands are rows_operand()s.
 template <typename T, int kN>
 __device__ inline void multiply_shared(float (&d)[kN][4], uint64_t left, uint64_t right,
                                        bool adds) {
-  if constexpr (std::is_same_v<T, Bf16>) {
+  if constexpr (kN < 8) {
+    if constexpr (std::is_same_v<T, Bf16>) {
+      MTL_WGMMA_NARROW(MTL_WGMMA_ROWS, "bf16")
+    } else {
+      MTL_WGMMA_NARROW(MTL_WGMMA_ROWS, "f16")
+    }
+  } else if constexpr (std::is_same_v<T, Bf16>) {
     MTL_WGMMA_SIZES(MTL_WGMMA_ROWS, "bf16", "%32", "%33", "%34", "%48", "%49", "%50", "%64", "%65",
                     "%66")
   } else {
@@ -342,6 +357,7 @@ __device__ inline void multiply_registers(float (&d)[kN][4], const uint32_t (&le
   }
 }
 
+#undef MTL_WGMMA_NARROW
 #undef MTL_WGMMA_SIZES
 #undef MTL_WGMMA_REGISTERS
 #undef MTL_WGMMA_COLUMNS
@@ -350,6 +366,8 @@ __device__ inline void multiply_registers(float (&d)[kN][4], const uint32_t (&le
 #undef MTL_R64
 #undef MTL_R48
 #undef MTL_R32
+#undef MTL_R24
+#undef MTL_R16
 #undef MTL_D16
 #undef MTL_D4
 

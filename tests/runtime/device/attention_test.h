@@ -303,9 +303,10 @@ inline std::vector<Isa> isas_under_test() {
 // Whether Hopper's kernels take it; else kHopper is kCuda, as it is on a GPU.
 inline bool is_for_hopper(const AttentionShape& s, DType dtype) {
   if (gpu_under_test() != nullptr) return false;
-  const bool as_wide = s.head_dim == 64 || s.head_dim == 96 || s.head_dim == 128 ||
-                       s.head_dim == 256;  // values as keys
-  const bool compiled = s.head_dim == 192 ? s.values() == 128 : as_wide && s.values() == s.head_dim;
+  const bool narrow = s.head_dim == 64 || s.head_dim == 96 || s.head_dim == 128;
+  const bool compiled = (narrow && s.values() == s.head_dim) ||
+                        (s.head_dim == 192 && s.values() == 128) ||
+                        (s.head_dim == 256 && s.values() == 256);
   return dtype != DType::f32 && compiled && s.seq >= 32;
 }
 

@@ -20,7 +20,10 @@ using mtl::test::kSanitized;
 // By every kernel for tensor cores that takes it.
 void check_kernels(const AttentionShape& s, DType dtype) {
   std::vector<Engine> engines = {kCuda};
-  if (is_for_hopper(s, dtype)) engines.insert(engines.end(), {kHopper, kHopperSplit});
+  if (is_for_hopper(s, dtype)) {
+    engines.push_back(kHopper);
+    if (s.head_dim <= 128) engines.push_back(kHopperSplit);  // the wider ones have the one backward
+  }
   check(s, dtype, engines);
 }
 
@@ -91,21 +94,32 @@ TEST_CASE("attention: tensor cores and values narrower than keys") {
 }
 
 TEST_CASE("attention: tensor cores and heads beyond 128") {
-  for (const int64_t seq : {32, 33, 64, 95, 127, 160, 257, 300}) {
-    check_kernels(shape(1, seq, 2, 2, 256), seq % 2 == 0 ? DType::bf16 : DType::f16);
+  const auto deepseek = [](const AttentionShape& s) { return with_values(s, 128); };
+  // Around a tile of keys or queries of any kernel, and some tiles on.
+  for (const int64_t seq : {32, 47, 49, 64, 95, 97, 128, 129, 160, 193, 257, 300}) {
+    const DType dtype = seq % 2 == 0 ? DType::bf16 : DType::f16;
+    check_kernels(shape(1, seq, 2, 2, 256), dtype);
+    check(deepseek(shape(1, seq, 1, 1, 192)), dtype, kHopper);
   }
   for (const DType dtype : k16Bits) {
     for (const int64_t window : {1, 40, 64, 100}) {
       check(with_window(shape(1, 270, 1, 1, 256), window), dtype, kHopper);
-      check(with_window(with_values(shape(1, 270, 1, 1, 192), 128), window), dtype, kHopper);
+      check(deepseek(with_window(shape(1, 270, 1, 1, 192), window)), dtype, kHopper);
     }
     // A whole tile of keys that only some of a tile's queries see, and documents of one token.
     for (const unsigned mean : {1u, 30u, 90u}) {
       check_with_documents(shape(2, 200, 2, 1, 256, 0.1f), mean, dtype, {kHopper});
-      check_with_documents(with_values(shape(1, 300, 2, 1, 192), 128), mean, dtype, {kHopper});
+      check_with_documents(deepseek(shape(1, 300, 2, 1, 192)), mean, dtype, {kHopper});
     }
-    check(with_alibi(shape(1, 131, 4, 2, 256, 0.3f)), dtype, kHopper);  // words one by one
-    check(with_alibi(with_values(shape(3, 100, 4, 2, 192, 0.3f), 128)), dtype, kHopper);
+    check_with_documents(with_window(shape(2, 200, 4, 2, 256, 0.1f), 90), 30, dtype, {kHopper});
+    // Words of dropout four at a time, and one by one.
+    for (const int64_t seq : {132, 131}) {
+      check(with_alibi(shape(2, seq, 3, 1, 256, 0.3f)), dtype, kHopper);
+      check(deepseek(with_alibi(shape(3, seq, 4, 2, 192, 0.3f))), dtype, kHopper);
+    }
+    // These are the general kernels'.
+    check(with_cap(shape(1, 70, 2, 1, 256), 2), dtype, kHopper);
+    check(with_values(shape(1, 70, 2, 1, 256), 128), dtype, kHopper);
   }
 }
 
@@ -209,8 +223,10 @@ TEST_CASE("attention: stages of Hopper's copy engine") {
   for (const AttentionShape& s :
        {shape(1, 520, 1, 1, 64), with_window(shape(1, 400, 2, 1, 96), 300),
         shape(1, 330, 1, 1, 128), shape(1, 330, 2, 1, 256),
-        with_values(with_window(shape(1, 400, 1, 1, 192), 300), 128)}) {
+        with_values(with_window(shape(1, 400, 1, 1, 192), 300), 128),
+        with_values(shape(1, 330, 2, 1, 192), 128)}) {
     for (const Engine& engine : {kHopper, kHopperSplit}) {
+      if (s.head_dim > 128 && engine.kind == Engine::hopper_split) continue;
       CAPTURE(engine.name());
       CAPTURE(s.head_dim);
       const Run want = run(s, DType::bf16, 1, engine);
@@ -253,7 +269,8 @@ TEST_CASE("attention: the order of a block's warps does not matter") {
       shape(1, 130, 2, 1, 96, 0.1f),
       shape(1, 160, 2, 1, 128),
       shape(1, 200, 1, 1, 256),
-      with_values(with_alibi(shape(1, 150, 2, 1, 192)), 128),
+      shape(1, 130, 2, 1, 256, 0.1f),
+      with_values(with_alibi(shape(1, 150, 2, 1, 192, 0.1f)), 128),
   };
   for (const AttentionShape& s : shapes) {
     for (const Engine& engine : {kCuda, kHopper, kHopperSplit, kCudaMisaligned}) {

@@ -96,8 +96,9 @@ TEST_CASE("kernel scratch: of attention's backward, by the kernel of the GPU") {
   }
   check_scratch(small_spec(1, 128, 96), {}, Backward::measured);
   check_scratch(small_spec(1, 128, 96), {}, Backward::split);
-  // No sums with heads of 96, of other widths and in f32.
+  // No sums with heads of 96, of 256, of other widths and in f32.
   check_scratch(small_spec(1, 96, 64), {}, Backward::measured);
+  check_scratch(small_spec(1, 256, 64), {}, Backward::measured);
   check_scratch(small_spec(4, 16, 64), {}, Backward::measured);
 }
 
@@ -182,6 +183,8 @@ TEST_CASE("kernel scratch: Hopper's kernels, and their sums, are not for narrowe
   needs.attention.value_dim = 64;
   CHECK(most_scratch(needs, Backward::measured) == most_scratch(needs, std::nullopt));
   CHECK(most_scratch(needs, Backward::measured) < sums);
+  needs.attention = {1, 64, 2, 192, 128};
+  CHECK(most_scratch(needs, Backward::measured) == most_scratch(needs, std::nullopt));
 }
 
 TEST_CASE("kernel scratch: what attention's backward finds room for it takes nothing beside it") {
