@@ -12,10 +12,8 @@ Software software_mtl() {
   software.exchanges_heads = true;
   software.expert_room = true;
   software.whole_masters = false;
-  // device/cuda/attention.h: beyond 128 by mma, which with 128 has half of wgmma's rate on an H200
-  // (docs/benchmarks/gpu-h200.md), with eight products in backward instead of seven.
-  software.tensor_core_head = 256;
-  software.wide_heads = 0.45;
+  software.tensor_core_head = 256;  // device/cuda/attention.h
+  software.heads_have_kernels = true;
   // x along one way forward and along the other backward, where it is not kept (model/linear.h).
   software.float8 = {.x = 5, .dy = 6, .x_again = 3, .found = 2};
   software.keeps_float8_x = true;

@@ -70,17 +70,15 @@ struct Float8Bytes {
 
 // What the software that runs it does, where that decides seconds or bytes.
 struct Software {
-  bool flash_attention = true;   // else scores are written to memory, and not halved by the mask
-  int64_t tensor_core_head = 0;  // wider heads go without tensor cores on a GPU; 0: none do
-  // Rate of attention with heads beyond 128, or capped scores, on Hopper and later, as a part of
-  // that with others.
-  double wide_heads = 1;
-  double elementwise = 1;        // traffic of element-wise operations against fused ones
-  double logits_bytes = 12;      // moved per logit, forward and backward
-  bool head_in_forward = false;  // the head's gradients are made where its logits are
-  double grad_bytes = 4;         // of a gradient on the wire
-  double main_grad_bytes = 4;    // of a gradient in memory
-  bool async_tensor = true;      // the reduction of dX runs beside the product for dW
+  bool flash_attention = true;      // else scores are written to memory, and not halved by the mask
+  int64_t tensor_core_head = 0;     // wider heads go without tensor cores on a GPU; 0: none do
+  bool heads_have_kernels = false;  // on Hopper and later attention's rate is that of our kernels
+  double elementwise = 1;           // traffic of element-wise operations against fused ones
+  double logits_bytes = 12;         // moved per logit, forward and backward
+  bool head_in_forward = false;     // the head's gradients are made where its logits are
+  double grad_bytes = 4;            // of a gradient on the wire
+  double main_grad_bytes = 4;       // of a gradient in memory
+  bool async_tensor = true;         // the reduction of dX runs beside the product for dW
   bool dropout = false;
   double kernels = 1;  // of a layer, against a fused implementation
   Float8Bytes float8 = {};

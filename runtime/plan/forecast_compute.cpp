@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runtime/device/kernel_scratch.h"
+
 namespace mtl {
 
 Work& Work::operator+=(const Work& other) {
@@ -89,6 +91,22 @@ void add_linear(PassWork& pass, const Cluster& cluster, double m, double n, doub
   }
 }
 
+// Attention of these heads on Hopper as a part of the rate that heads of 128 have there, forward
+// and backward together, as measured on an H200 (docs/benchmarks/gpu-h200.md): those that wgmma
+// multiplies, and the rest by mma.
+double kernel_share(const Workload& work) {
+  const ModelShape& model = work.model;
+  const kernel_scratch::AttentionSize size = {
+      .seq = work.seq, .head_dim = model.head_dim, .value_dim = model.value_dim()};
+  const bool capped = model.attention_cap > 0;
+  const bool f32 = work.compute == DType::f32;  // which has the one kernel
+  if (f32 || (!capped && kernel_scratch::fits_warpgroups(work.compute, size))) return 1;
+  if (!capped && kernel_scratch::fits_wide_warpgroups(work.compute, size)) {
+    return model.head_dim > 192 ? 0.76 : 0.9;
+  }
+  return model.head_dim > 192 ? 0.2 : 0.4;
+}
+
 // Attention of a micro-batch's heads on this rank: Q K^T and P V forward; backward five products of
 // the same size with a fused kernel (scores are made again), four without.
 void add_attention(PassWork& pass, Work& core, const Workload& work, const LayoutChoice& layout,
@@ -109,12 +127,10 @@ void add_attention(PassWork& pass, Work& core, const Workload& work, const Layou
     const bool cores = !cluster.cpu && software.tensor_core_head > 0 &&
                        work.model.head_dim > software.tensor_core_head;
     const DType rate = cores ? DType::f32 : work.compute;  // of the CUDA cores, or of tensor cores
-    // What has no kernel for Hopper's wgmma.
-    const bool wide = !cluster.cpu && cluster.gpu.major >= 9 &&
-                      (work.model.head_dim > 128 || work.model.attention_cap > 0 ||
-                       work.model.value_dim() != work.model.head_dim);
+    const bool by_kernel =
+        software.heads_have_kernels && !cluster.cpu && cluster.gpu.major >= 9 && !cores;
     const double peak = peak_flops(cluster.gpu, rate) * cluster.clock * short_seq *
-                        (cluster.cpu ? 1 : head) * (wide && !cores ? software.wide_heads : 1);
+                        (cluster.cpu ? 1 : head) * (by_kernel ? kernel_share(work) : 1);
     core.attention = flops / (peak * cluster.attention_forward) + cluster.kernel_s;
     pass.backward.attention += 2.5 * flops / (peak * cluster.attention_backward) + cluster.kernel_s;
   } else {
