@@ -72,7 +72,8 @@ set(long "matmul: results*,matmul: bias*,matmul: every*,fp8: products*,fp8: an o
   "route_experts*,a residual*,the exponential*,rows of*,cuda: sums*,outputs that go*")
 list(JOIN long "," long)
 ptx_ops("ops" "*" "attention:*,${long}")
-ptx_ops("attention of Hopper" "attention: stages*,attention: tensor cores at*" ""
+ptx_ops("attention of Hopper"
+  "attention: stages*,attention: tensor cores at*,attention: tensor cores and heads beyond*" ""
   MTL_ATTENTION=own MTL_PTX_WATCH=races)
 ptx_ops("attention of Hopper, backward in two" "attention: stages*" "" MTL_ATTENTION=split)
 ptx_ops("attention and norms of Ampere" "attention: tensor cores at*,*norm forward*,*norm_forward*"
