@@ -101,6 +101,11 @@ void draw_mixture(Draw& draw, Settings& s) {
     s.set("model.moe.expert_bias", "true");
     if (draw.chance(0.3)) s.set("model.moe.bias_rate", draw.pick({"0", "0.1"}));
   }
+  if (draw.chance(0.3)) {
+    s.set("model.moe.groups", draw.pick({2, 2, 3, 4}));
+    s.set("model.moe.group_topk", draw.pick({1, 1, 2}));
+    if (draw.chance(0.5)) s.set("model.moe.group_best", draw.pick({1, 1, 2}));
+  }
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ using namespace wide_backward;
 // the first, of each the heads of the group in order.
 template <int kDim, int kValueDim>
 struct KeyShape {
-  static constexpr int kKeys = kRows, kQueries = 64, kStages = kDim == 256 ? 2 : 3, kRooms = 2;
+  static constexpr int kKeys = kRows, kQueries = 64, kStages = 2, kRooms = 2;
   static constexpr int kN = kQueries / 8;
   static constexpr unsigned kKeyTile = Panels<kDim>::tile_bytes(kKeys);
   static constexpr unsigned kValueTile = Panels<kValueDim>::tile_bytes(kKeys);

@@ -147,8 +147,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <int kDim, int kValueDim>
 struct KeyShape {
   // As many queries as registers allow beside dK and dV.
-  static constexpr int kKeys = kConsumers * kRows, kQueries = 48, kStages = 4;
-  static constexpr int kBox = kQueries % 32 == 0 ? 32 : 16;
+  static constexpr int kKeys = kConsumers * kRows, kQueries = 48, kStages = 4, kBox = 16;
   // Of a consumer, V behind K.
   static constexpr unsigned kOwnKeys = Panels<kDim>::tile_bytes(kRows);
   static constexpr unsigned kOwn = kOwnKeys + Panels<kValueDim>::tile_bytes(kRows);
