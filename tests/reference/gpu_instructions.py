@@ -37,10 +37,13 @@ ATTENTION = [
     ("backward, heads of 128", r"attention_backward_joint<mtl::cuda::Bf16, 128, false>"),
     ("dK, dV, heads of 96", r"attention_key_warpgroups<mtl::cuda::Bf16, 96, false>"),
     ("dQ, heads of 96", r"attention_query_warpgroups<mtl::cuda::Bf16, 96, false>"),
+    ("dK, dV, heads of 192", r"attention_wide_key_warpgroups<mtl::cuda::Bf16, 192, 128>"),
+    ("dQ, heads of 192", r"attention_wide_query_warpgroups<mtl::cuda::Bf16, 192, 128>"),
+    ("dQ, heads of 256", r"attention_wide_query_warpgroups<mtl::cuda::Bf16, 256, 256>"),
 ]
 MEMORY = [
-    ("cross entropy: loss", r"losses_kernel<mtl::cuda::Bf16, 8, 512, false>"),
-    ("cross entropy: gradient", r"::backward_kernel<mtl::cuda::Bf16, 8, 256>"),
+    ("cross entropy: loss", r"losses_kernel<mtl::cuda::Bf16, 8, 512, false, false>"),
+    ("cross entropy: gradient", r"::backward_kernel<mtl::cuda::Bf16, 8, 256, false>"),
     ("GELU", r"each_kernel<8, .*Gelu<mtl::cuda::Bf16, .*TanhForm>"),
     ("GELU backward", r"each_kernel<8, .*GeluBackward<mtl::cuda::Bf16, .*TanhForm, false>"),
     ("SwiGLU", r"swiglu_forward_kernel<mtl::cuda::Bf16, 8, false>"),
@@ -157,7 +160,10 @@ def of_memory(body):
 
 
 def find(code, pattern):
-    return next((body for name, body in code.items() if re.search(pattern, name)), None)
+    body = next((body for name, body in code.items() if re.search(pattern, name)), None)
+    if body is None:
+        sys.exit(f"gpu_instructions.py: the library has no kernel {pattern}")
+    return body
 
 
 def main():
