@@ -288,22 +288,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// --- host
-
-// Of queries and keys: values may be narrower.
-template <typename T, int kDim>
-TensorMap map_of_keys(const AttentionWork& w) {
-  return tensor_map({.data = w.qkv,
-                     .batch = w.batch,
-                     .seq = w.seq,
-                     .heads = w.heads + w.kv_heads,
-                     .dim = w.head_dim,
-                     .row_stride = w.row_stride,
-                     .is_bf16 = kIsBf16<T>,
-                     .rows = kBoxRows,
-                     .panel = Panels<kDim>::kPanel});
-}
-
 }  // namespace
 
 void forward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch) {

@@ -70,19 +70,4 @@ __device__ inline AddingOrder adding_order(const AttentionWork& w, const BlockOr
   return {index - first, index == last};
 }
 
-// --- host
-
-template <typename T, int kDim>
-TensorMap map_of_dout(const AttentionWork& w) {
-  return tensor_map({.data = w.dout,
-                     .batch = w.batch,
-                     .seq = w.seq,
-                     .heads = w.heads,
-                     .dim = w.head_dim,
-                     .row_stride = w.out_stride,
-                     .is_bf16 = kIsBf16<T>,
-                     .rows = kBoxRows,
-                     .panel = Panels<kDim>::kPanel});
-}
-
 }  // namespace mtl::cuda::warpgroups

@@ -241,31 +241,39 @@ __device__ inline void bring_keys(const AttentionWork& w, const HeadPlace& place
 template <typename T>
 inline constexpr bool kIsBf16 = std::is_same_v<T, Bf16>;
 
+// Heads of `dim` columns beside each other, in boxes of so many rows.
 template <typename T, int kDim>
-TensorMap map_of_qkv(const AttentionWork& w) {
-  return tensor_map({.data = w.qkv,
+TensorMap map_of_heads(const AttentionWork& w, const void* data, int heads, int dim,
+                       int64_t row_stride, int rows) {
+  return tensor_map({.data = data,
                      .batch = w.batch,
                      .seq = w.seq,
-                     .heads = w.heads + 2 * w.kv_heads,
-                     .dim = w.head_dim,
-                     .row_stride = w.row_stride,
+                     .heads = heads,
+                     .dim = dim,
+                     .row_stride = row_stride,
                      .is_bf16 = kIsBf16<T>,
-                     .rows = kBoxRows,
+                     .rows = rows,
                      .panel = Panels<kDim>::kPanel});
 }
-// Of the values alone, kDim columns of a head, which may be fewer than keys have.
+// Q, K and V, where all have as many columns; else Q with K, and V.
 template <typename T, int kDim>
-TensorMap map_of_values(const AttentionWork& w) {
-  return tensor_map({.data = static_cast<const T*>(w.qkv) +
-                             static_cast<int64_t>(w.heads + w.kv_heads) * w.head_dim,
-                     .batch = w.batch,
-                     .seq = w.seq,
-                     .heads = w.kv_heads,
-                     .dim = w.value_dim,
-                     .row_stride = w.row_stride,
-                     .is_bf16 = kIsBf16<T>,
-                     .rows = kBoxRows,
-                     .panel = Panels<kDim>::kPanel});
+TensorMap map_of_qkv(const AttentionWork& w) {
+  return map_of_heads<T, kDim>(w, w.qkv, w.heads + 2 * w.kv_heads, w.head_dim, w.row_stride,
+                               kBoxRows);
+}
+template <typename T, int kDim>
+TensorMap map_of_keys(const AttentionWork& w, int rows = kBoxRows) {
+  return map_of_heads<T, kDim>(w, w.qkv, w.heads + w.kv_heads, w.head_dim, w.row_stride, rows);
+}
+template <typename T, int kDim>
+TensorMap map_of_values(const AttentionWork& w, int rows = kBoxRows) {
+  const T* const values =
+      static_cast<const T*>(w.qkv) + static_cast<int64_t>(w.heads + w.kv_heads) * w.head_dim;
+  return map_of_heads<T, kDim>(w, values, w.kv_heads, w.value_dim, w.row_stride, rows);
+}
+template <typename T, int kDim>
+TensorMap map_of_dout(const AttentionWork& w, int rows = kBoxRows) {
+  return map_of_heads<T, kDim>(w, w.dout, w.heads, w.value_dim, w.out_stride, rows);
 }
 
 // body(T{}, head_dim, whether queries see only the newer keys) of a call that fits.

@@ -87,32 +87,14 @@ struct QueryStep {
 
 // --- host
 
-// Heads of `dim` columns, boxes of `rows` rows.
-template <typename T>
-TensorMap map_of_heads(const AttentionWork& w, const void* data, int heads, int dim,
-                       int64_t row_stride, int rows) {
-  return tensor_map({.data = data,
-                     .batch = w.batch,
-                     .seq = w.seq,
-                     .heads = heads,
-                     .dim = dim,
-                     .row_stride = row_stride,
-                     .is_bf16 = kIsBf16<T>,
-                     .rows = rows,
-                     .panel = kPanel});
-}
-
 // Q with K, V, and dO.
 struct WideMaps {
   TensorMap qk, v, dout;
 };
 template <typename T>
 WideMaps wide_maps(const AttentionWork& w, int rows) {
-  const int heads = w.heads + w.kv_heads;
-  const T* const values = static_cast<const T*>(w.qkv) + int64_t{heads} * w.head_dim;
-  return {map_of_heads<T>(w, w.qkv, heads, w.head_dim, w.row_stride, rows),
-          map_of_heads<T>(w, values, w.kv_heads, w.value_dim, w.row_stride, rows),
-          map_of_heads<T>(w, w.dout, w.heads, w.value_dim, w.out_stride, rows)};
+  return {map_of_keys<T, kPanel>(w, rows), map_of_values<T, kPanel>(w, rows),
+          map_of_dout<T, kPanel>(w, rows)};
 }
 
 }  // namespace wide_backward
