@@ -192,7 +192,7 @@ __device__ inline void make_dv(AttentionWork& w, const KeyTile<Shape>& own,
     __syncwarp();
     if (consumer.lane == 0) arrive(barriers.weights.full[i % Shape::kRooms]);
     barriers.douts.wait_for(i);
-    add_sums<T, kValueDim>(dv, p, shared_address(rooms.douts_of(i)));
+    multiply_sums<T, kValueDim>(dv, p, shared_address(rooms.douts_of(i)));
   }
   products_wait<0>();
   hold(dv);
@@ -200,7 +200,7 @@ __device__ inline void make_dv(AttentionWork& w, const KeyTile<Shape>& own,
   store_panels<T, kValueDim>(
       w, consumer, dv, w.keep_scale, rooms.keys,
       static_cast<T*>(w.dqkv) + own.place.row * w.row_stride + value_column<true>(w, own.place),
-      own.first);
+      w.row_stride, own.first);
 }
 
 // The second one's.
@@ -228,14 +228,15 @@ __device__ inline void make_dk(const AttentionWork& w, const KeyTile<Shape>& own
     pack_gradients<T>(w, rooms.stats_of(i), rooms.weights_of(i, consumer), dp, ds);
     read_before_copies();  // of the statistics, which done_with follows a tile later
     barriers.weights.done_with(i);
-    add_sums<T, kDim>(dk, ds, shared_address(rooms.queries_of(i)));
+    multiply_sums<T, kDim>(dk, ds, shared_address(rooms.queries_of(i)));
   }
   products_wait<0>();
   hold(dk);
   sync_some(kOwnThreads + consumer.index, static_cast<int>(kWarpgroup));
   store_panels<T, kDim>(
       w, consumer, dk, w.scale, rooms.values,
-      static_cast<T*>(w.dqkv) + own.place.row * w.row_stride + key_column(w, own.place), own.first);
+      static_cast<T*>(w.dqkv) + own.place.row * w.row_stride + key_column(w, own.place),
+      w.row_stride, own.first);
 }
 
 template <typename T, int kDim, int kValueDim>

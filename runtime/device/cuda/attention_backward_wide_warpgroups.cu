@@ -73,18 +73,18 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int i = 0; i < kConsumers; ++i) {
         unsigned char* const own = queries + i * Shape::kOwn;
         const int row = first + i * kRows;
-        copy_boxes<kDim, kRows, kBox>(own, qk, barriers.queries, place.head, row, sequence);
-        copy_boxes<kValueDim, kRows, kBox>(own + Shape::kOwnQueries, dout, barriers.queries,
-                                           place.head, row, sequence);
+        copy_rows<kDim, kRows, kBox>(own, qk, barriers.queries, place.head, row, sequence);
+        copy_rows<kValueDim, kRows, kBox>(own + Shape::kOwnQueries, dout, barriers.queries,
+                                          place.head, row, sequence);
       }
       for (int i = 0; i < seen.count; ++i) {
         unsigned char* const stage = stages + i % Shape::kStages * Shape::kStage;
         const int k = seen.at(i) * Shape::kKeys;
-        copy_boxes<kDim, Shape::kKeys, kBox>(stage, qk, barriers.keys.begin(i, Shape::kKeyTile),
-                                             w.heads + place.kv, k, sequence);
-        copy_boxes<kValueDim, Shape::kKeys, kBox>(stage + Shape::kKeyTile, v,
-                                                  barriers.values.begin(i, Shape::kValueTile),
-                                                  place.kv, k, sequence);
+        copy_rows<kDim, Shape::kKeys, kBox>(stage, qk, barriers.keys.begin(i, Shape::kKeyTile),
+                                            w.heads + place.kv, k, sequence);
+        copy_rows<kValueDim, Shape::kKeys, kBox>(stage + Shape::kKeyTile, v,
+                                                 barriers.values.begin(i, Shape::kValueTile),
+                                                 place.kv, k, sequence);
       }
     }
   } else {
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       pack_query_gradients<T>(w,
                               place.first + static_cast<uint64_t>(int64_t{warp_query} * w.seq + k),
                               s, dp, stats, ds);
-      add_sums<T, kDim>(dq[0], ds[0], keys);
+      multiply_sums<T, kDim>(dq[0], ds[0], keys);
     }
     products_wait<0>();
     hold(dq[0]);
@@ -136,7 +136,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     sync_some(kOwnThreads + consumer.index, static_cast<int>(kWarpgroup));
     store_panels<T, kDim>(
         w, consumer, dq[0], w.scale, own,
-        static_cast<T*>(w.dqkv) + place.row * w.row_stride + query_column(w, place), own_query);
+        static_cast<T*>(w.dqkv) + place.row * w.row_stride + query_column(w, place), w.row_stride,
+        own_query);
   }
 }
 
@@ -198,10 +199,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int i = 0; i < kConsumers; ++i) {
         unsigned char* const to = keys + i * Shape::kOwn;
         const int row = own.first + i * kRows;
-        copy_boxes<kDim, kRows, kBox>(to, qk, barriers.keys, w.heads + own.place.kv, row,
-                                      own.sequence);
-        copy_boxes<kValueDim, kRows, kBox>(to + Shape::kOwnKeys, v, barriers.keys, own.place.kv,
-                                           row, own.sequence);
+        copy_rows<kDim, kRows, kBox>(to, qk, barriers.keys, w.heads + own.place.kv, row,
+                                     own.sequence);
+        copy_rows<kValueDim, kRows, kBox>(to + Shape::kOwnKeys, v, barriers.keys, own.place.kv, row,
+                                          own.sequence);
       }
       QueryStep at = {0, own.last_tile};
       for (int i = 0; i < own.count; ++i) {
@@ -209,9 +210,9 @@ __global__ void __launch_bounds__(kThreads, 1)
         const int head = own.place.head + at.member;
         unsigned char* const to = stages + stage * Shape::kStage;
         Barrier& full = barriers.queries.begin(i, Shape::kStage + Shape::kStatsBytes);
-        copy_boxes<kDim, Shape::kQueries, kBox>(to, qk, full, head, q, own.sequence);
-        copy_boxes<kValueDim, Shape::kQueries, kBox>(to + Shape::kQueryTile, dout, full, head, q,
-                                                     own.sequence);
+        copy_rows<kDim, Shape::kQueries, kBox>(to, qk, full, head, q, own.sequence);
+        copy_rows<kValueDim, Shape::kQueries, kBox>(to + Shape::kQueryTile, dout, full, head, q,
+                                                    own.sequence);
         copy_bytes(stats + stage * Shape::kQueries / 2,
                    stats_from(w, own.place.of_all + at.member, q), Shape::kStatsBytes, full);
         at.advance(w.group);
@@ -256,8 +257,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       products_wait<0>();
       hold(dp);
       pack_key_sums<T>(w, kept, stats_at, s, dp, p, ds);
-      add_sums<T, kValueDim>(dv, p, douts_at);
-      add_sums<T, kDim>(dk, ds, queries_at);
+      multiply_sums<T, kValueDim>(dv, p, douts_at);
+      multiply_sums<T, kDim>(dk, ds, queries_at);
       // Not under way beyond this place, as in attention_key_warpgroups.
       products_wait<0>();
       hold(dk);
@@ -268,9 +269,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 
     T* const to = static_cast<T*>(w.dqkv) + own.place.row * w.row_stride;
     sync_some(kOwnThreads + consumer.index, static_cast<int>(kWarpgroup));
-    store_panels<T, kDim>(w, consumer, dk, w.scale, room, to + key_column(w, own.place), own_key);
+    store_panels<T, kDim>(w, consumer, dk, w.scale, room, to + key_column(w, own.place),
+                          w.row_stride, own_key);
     store_panels<T, kValueDim>(w, consumer, dv, w.keep_scale, room,
-                               to + value_column<true>(w, own.place), own_key);
+                               to + value_column<true>(w, own.place), w.row_stride, own_key);
   }
 }
 

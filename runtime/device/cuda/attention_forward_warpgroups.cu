@@ -21,8 +21,7 @@ struct ForwardShape {
   static constexpr unsigned kOwnBytes =
       kWide ? Panels<kDim>::tile_bytes(kRows) : Panels<kDim>::kOwnBytes;
   static constexpr unsigned kQueryTile = kConsumers * kOwnBytes;
-  static constexpr unsigned kRoom = 2048;  // of a warp (store_octets)
-  static constexpr unsigned kRooms = kWide ? kConsumerWarps * kRoom : 0;
+  static constexpr unsigned kRooms = kWide ? kConsumers * 8192 : 0;  // store_panels
   struct Barriers {
     Stages<kQueryStages> queries;
     Stages<kStages> keys, values;
@@ -56,34 +55,6 @@ __device__ inline ForwardTile forward_tile(const AttentionWork& w, const BlockOr
   const int sequence = head / w.heads;
   const HeadPlace place = place_of(w, sequence, head % w.heads);
   return {sequence, first, place, seen_by_queries<Shape, kLimited>(w, place, first)};
-}
-
-// Issues o += P V, of columns 128 at a time.
-template <typename T, int kValueDim, int kN>
-__device__ inline void multiply_values(float (&o)[kValueDim / 8][4], uint32_t (&p)[kN][2],
-                                       uint32_t values) {
-  if constexpr (kValueDim <= 128) {
-    multiply_sums<T, kValueDim>(o, p, values);
-  } else {
-    using Tile = Panels<kValueDim>;
-    const uint64_t right = columns_operand<Tile::kPanel>(values, Tile::panel_bytes(8 * kN));
-    hold(p);
-    products_begin();
-    MTL_UNROLL()
-    for (int k = 0; k < kN; k += 2) {
-      const uint32_t left[4] = {p[k][0], p[k][1], p[k + 1][0], p[k + 1][1]};
-      MTL_UNROLL()
-      for (int column = 0; column < kValueDim; column += 128) {
-        const auto panel = static_cast<unsigned>(column / Tile::kPanel);
-        multiply_registers<T>(
-            reinterpret_cast<float(&)[16][4]>(o[column / 8]), left,
-            descriptor::behind(right, panel * Tile::panel_bytes(8 * kN) +
-                                          static_cast<unsigned>(8 * k) * Tile::kRowBytes),
-            true);
-      }
-    }
-    products_issued();
-  }
 }
 
 // As many blocks as there are multiprocessors, each with tile after tile: while the last one's
@@ -246,7 +217,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         sync_some(kTurn + consumer.index, kConsumerThreads);
         multiply_rows<T, kDim>(s[0], shared_address(own), keys_at(i));
         barriers.values.wait_for(i - 1);
-        multiply_values<T, kValueDim>(o[0], p[0], values_at(i - 1));
+        multiply_sums<T, kValueDim>(o[0], p[0], values_at(i - 1));
         if (is_waited_for(i)) arrive_some(kTurn + 1 - consumer.index, kConsumerThreads);
         products_wait<1>();
         hold(s[0]);
@@ -259,7 +230,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         pack(i, s, p);
       }
       barriers.values.wait_for(end - 1);
-      multiply_values<T, kValueDim>(o[0], p[0], values_at(end - 1));
+      multiply_sums<T, kValueDim>(o[0], p[0], values_at(end - 1));
       products_wait<0>();
       hold(o[0]);
       barriers.values.done_with(end - 1);
@@ -270,12 +241,9 @@ __global__ void __launch_bounds__(kThreads, 1)
           static_cast<T*>(w.out) + place.row * w.out_stride + out_column<Shape::kWide>(w, place);
       if constexpr (Shape::kWide) {
         scale_rows(o, factor);
-        unsigned char* const room = rooms + (4 * consumer.index + consumer.warp) * Shape::kRoom;
-        MTL_UNROLL()
-        for (int column = 0; column < kValueDim; column += 64) {
-          store_octets<T>(&o[0][column / 8], 1, room, out + warp_query * w.out_stride + column,
-                          w.out_stride, w.seq - warp_query);
-        }
+        store_panels<T, kValueDim>(w, consumer, o[0], 1,
+                                   rooms + consumer.index * Shape::kRooms / kConsumers, out,
+                                   w.out_stride, own_query);
       } else {
         sync_some(kOwnThreads + consumer.index, static_cast<int>(kWarpgroup));
         store_own_rows<T, kDim>(w, consumer, o, factor, own, out, w.out_stride, own_query);

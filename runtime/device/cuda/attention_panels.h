@@ -55,15 +55,16 @@ __device__ inline unsigned char* aligned_shared(unsigned char* shared) {
   return shared + (kAlignment - shared_address(shared) % kAlignment) % kAlignment;
 }
 
-// Starts copying kTileRows rows from `row` on.
-template <int kDim, int kTileRows>
+// Starts copying kTileRows rows from `row` on, in boxes of kBox.
+template <int kDim, int kTileRows, int kBox = kBoxRows>
 __device__ inline void copy_rows(unsigned char* tile, const TensorMap& map, Barrier& barrier,
                                  int head, int row, int sequence) {
   using Tile = Panels<kDim>;
+  static_assert(kTileRows % kBox == 0);
   MTL_UNROLL(1)
   for (int panel = 0; panel < Tile::kCount; ++panel) {
     MTL_UNROLL(1)
-    for (int first = 0; first < kTileRows; first += kBoxRows) {
+    for (int first = 0; first < kTileRows; first += kBox) {
       copy_box(tile + panel * Tile::panel_bytes(kTileRows) + first * Tile::kRowBytes, map, barrier,
                panel * Tile::kPanel, head, row + first, sequence);
     }
@@ -88,20 +89,27 @@ __device__ inline void multiply_rows(float (&c)[kN][4], uint32_t a, uint32_t b) 
 }
 
 // Issues c += A B, or without `adds` c = A B: A is 64 rows of 8 kN sums, rounded, B the 8 kN rows
-// of a tile.
+// of a tile. A product has up to 128 columns: of more there are two.
 template <typename T, int kDim, int kN>
 __device__ inline void multiply_sums(float (&c)[kDim / 8][4], uint32_t (&sums)[kN][2], uint32_t b,
                                      bool adds = true) {
   using Tile = Panels<kDim>;
-  const uint64_t right = columns_operand<Tile::kPanel>(b, Tile::panel_bytes(8 * kN));
+  constexpr unsigned kPanelBytes = Tile::panel_bytes(8 * kN);
+  constexpr int kFirst = kDim < 128 ? kDim / 8 : 16, kRest = kDim / 8 - kFirst;
+  const uint64_t right = columns_operand<Tile::kPanel>(b, kPanelBytes);
   hold(sums);
   products_begin();
   MTL_UNROLL()
   for (int k = 0; k < kN; k += 2) {
     const uint32_t left[4] = {sums[k][0], sums[k][1], sums[k + 1][0], sums[k + 1][1]};
-    multiply_registers<T>(c, left,
-                          descriptor::behind(right, static_cast<unsigned>(8 * k) * Tile::kRowBytes),
-                          adds || k > 0);
+    const unsigned rows = static_cast<unsigned>(8 * k) * Tile::kRowBytes;
+    multiply_registers<T>(reinterpret_cast<float(&)[kFirst][4]>(c[0]), left,
+                          descriptor::behind(right, rows), adds || k > 0);
+    if constexpr (kRest > 0) {
+      multiply_registers<T>(
+          reinterpret_cast<float(&)[kRest][4]>(c[kFirst]), left,
+          descriptor::behind(right, 8 * kFirst / Tile::kPanel * kPanelBytes + rows), adds || k > 0);
+    }
   }
   products_issued();
 }
@@ -199,6 +207,22 @@ __device__ inline void store_octets(const float (*c)[4], float factor, unsigned 
     if (row >= count) continue;
     *reinterpret_cast<uint4*>(to + row * stride + piece * 8) =
         *reinterpret_cast<const uint4*>(room + row * kRowBytes + (piece ^ row % 8) * 16);
+  }
+}
+
+// Writes a consumer's 64 rows of kDim columns times `factor`, the first of which is row `first` of
+// the sequence. `room`: 8 KB that all its warps are done with.
+template <typename T, int kDim>
+__device__ inline void store_panels(const AttentionWork& w, const Consumer& consumer,
+                                    const float (&c)[kDim / 8][4], float factor,
+                                    unsigned char* room, T* to, int64_t stride, int first) {
+  constexpr int kColumns = 64, kRoomOfWarp = 2048;
+  const int row = first + 16 * consumer.warp;
+  if (row >= w.seq) return;
+  MTL_UNROLL()
+  for (int column = 0; column < kDim; column += kColumns) {
+    store_octets(c + column / 8, factor, room + consumer.warp * kRoomOfWarp,
+                 to + row * stride + column, stride, w.seq - row);
   }
 }
 

@@ -365,7 +365,7 @@ TEST_CASE("attention costs what our kernels reach with such heads on a GPU") {
   CHECK(slower > 10);
   const double narrow = attention(128, h100) - 2 * h100.kernel_s;
   CHECK(attention(512, h100) - 2 * h100.kernel_s == doctest::Approx(slower * narrow));
-  // By our kernels on Hopper: wgmma has one for heads of 256, but none for those of 248, or capped.
+  // By our kernels on Hopper: wgmma has one for heads of 256, but none for capped scores.
   CHECK(attention(256, h100) - 2 * h100.kernel_s == doctest::Approx(narrow / 0.76));
   work.model.attention_cap = 50;
   CHECK(attention(256, h100) - 2 * h100.kernel_s == doctest::Approx(narrow / 0.2));
