@@ -95,9 +95,9 @@ class Rows {
     if (best > 0 && gpu_.lt.take(plan.gemm, lt, algorithms[best])) row("cuBLASLt's best", by_lt);
 
     const GpuMemory own(c.bytes());
-    for (const bench::ClusterForm& form : bench::kClusterForms) {
+    for (const bench::ProductForm& form : bench::kProductForms) {
       cuda::check(cudaMemset(own.data(), 0xff, static_cast<size_t>(c.bytes())), "a result");
-      row(fmt::format("ours, clusters of {} x {}", form.rows, form.columns), [&] {
+      row(fmt::format("ours, clusters of {}, lead {}", form.cluster, form.lead), [&] {
         bench::enqueue({s.m, s.n, s.k, lt.second, lt.first, own.data()}, form, gpu_.stream);
       });
       // The ends: beside the first tiles those that are not whole.
@@ -144,8 +144,8 @@ int measure(double seconds) {
   LoadedGpu gpu(8192, watch);
   fmt::print("{}, cuBLASLt {}\n", gpu_name, cuda::LtMatmul::version());
   gpu.heat(2);
-  // Five rows of each size, under load one and a half times as long as they are timed; the trials.
-  const double slot_s = seconds / (std::size(kSizes) * 5 * 2.2);
+  // Six rows of each size, under load one and a half times as long as they are timed; the trials.
+  const double slot_s = seconds / (std::size(kSizes) * 6 * 2.2);
   Rows rows(gpu, slot_s);
   for (const Sizes& sizes : kSizes) rows.measure(sizes);
   return rows.right ? 0 : 1;

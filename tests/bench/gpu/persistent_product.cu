@@ -1,8 +1,11 @@
 // As many blocks as run at a time, each with tile after tile of D. One thread asks the copy engine
 // for 64 columns of A and B at a time, four stages ahead; two warpgroups multiply (wgmma, 64 x 256
 // each) and write their results by way of shared memory. (A third one would have too few registers
-// for 64 x 256 sums.) In a cluster each block brings a part of what it shares to all that share it:
-// so a stage is empty when the consumers of all these are done with it.
+// for 64 x 256 sums.) In a cluster of two each block brings half of what both read of B to both: so
+// a stage is empty when the consumers of both are done with it.
+//
+// While a warpgroup writes its results the tensor cores are the other's, if that still has steps to
+// do: `lead` steps that the second one begins later it also ends later, in every tile.
 //
 // Tiles go down some rows of D before they go on to the next columns, so that what the blocks read
 // at a time stays in the level-2 cache.
@@ -21,7 +24,7 @@ using namespace cuda;
 constexpr int kColumns = 256, kStep = 64;                       // columns of D; of k
 constexpr int kRowsAtOnce = 2048;                               // about: of D
 constexpr int kOwnRows = 64;                                    // of a consumer
-constexpr int kPanelBytes = kOwnRows * kStep * 2, kPanels = 2;  // of results, at a time
+constexpr int kPanelBytes = kOwnRows * kStep * 2, kPanels = 2;  // of results, under way
 constexpr int kOwnThreads = 1;  // barriers of the hardware, one for each consumer
 
 constexpr int kConsumers = 2, kStages = 4, kRows = kConsumers * kOwnRows;  // rows of a tile
@@ -33,6 +36,7 @@ constexpr unsigned kShared = kStages * kStage + kConsumers * kPanels * kPanelByt
 struct Tiles {
   int rows, columns, at_once;  // in tiles of a cluster; rows of them before the next columns
   int steps;                   // of k
+  int lead;                    // of the first consumer, in steps
 };
 struct Place {
   int row, column;
@@ -83,6 +87,11 @@ __device__ inline void write_box(const TensorMap& map, const void* from, int col
       "r"(shared_address(from)), "r"(column), "r"(row)
       : "memory");
 }
+// All but the newest panel.
+__device__ inline void older_writes_have_read() {
+  static_assert(kPanels == 2);
+  asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+}
 __device__ inline uint32_t two(float low, float high) {
   uint32_t both;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
@@ -111,29 +120,27 @@ __device__ inline void multiply_256(float (&d)[32][4], uint64_t left, uint64_t r
 #undef D4
 // clang-format on
 
-template <int kClusterRows, int kClusterColumns>
+template <int kCluster>
 __global__ void __launch_bounds__(kThreads, 1)
     persistent_product(const MTL_GRID_CONSTANT TensorMap a, const MTL_GRID_CONSTANT TensorMap b,
                        const MTL_GRID_CONSTANT TensorMap d, Tiles tiles) {
-  constexpr int kCluster = kClusterRows * kClusterColumns;
   extern __shared__ unsigned char memory[];
   unsigned char* const stages = memory + (1024 - shared_address(memory) % 1024) % 1024;
   unsigned char* const results = stages + kStages * kStage;
-  __shared__ Barrier full[kStages], empty[kStages];
+  __shared__ Barrier full[kStages], empty[kStages], led;
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x / kWarpgroup), 0);
-  // Within the cluster: blocks beside each other have neighbouring numbers.
-  unsigned own_block = 0;
+  unsigned own_block = 0;  // of the cluster's, which are below each other
   if (kCluster > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(own_block));
-  const int own_row = static_cast<int>(own_block) / kClusterColumns;
-  const int own_column = static_cast<int>(own_block) % kClusterColumns;
+  const int own_row = static_cast<int>(own_block);
   const int first = static_cast<int>(blockIdx.x) / kCluster;
   const int clusters = static_cast<int>(gridDim.x) / kCluster;
   const int all = tiles.rows * tiles.columns;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       init(full[i], 1);
-      init(empty[i], kConsumers * (kClusterRows + kClusterColumns - 1));
+      init(empty[i], kConsumers * kCluster);
     }
+    init(led, 1);
     barriers_made();
   }
   if (kCluster > 1) {
@@ -145,33 +152,23 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (group == 0) {
     give_registers<40>();
     if (threadIdx.x == 0) {
-      constexpr int kPartA = kRows / kClusterColumns, kPartB = kColumns / kClusterRows;
-      const auto beside =
-          static_cast<uint16_t>(((1 << kClusterColumns) - 1) << own_row * kClusterColumns);
-      uint16_t below = 0;
-      for (int i = 0; i < kClusterRows; ++i) {
-        below = static_cast<uint16_t>(below | 1 << (i * kClusterColumns + own_column));
-      }
+      constexpr int kPart = kColumns / kCluster;
+      constexpr auto kAll = static_cast<uint16_t>((1 << kCluster) - 1);
       unsigned step = 0;  // of all tiles
       const auto wait_to_write = [&] { wait(empty[step % kStages], step / kStages % 2 ^ 1); };
       for (int number = first; number < all; number += clusters) {
         const Place place = place_of(tiles, number);
-        const int row = (place.row * kClusterRows + own_row) * kRows + own_column * kPartA;
-        const int column =
-            (place.column * kClusterColumns + own_column) * kColumns + own_row * kPartB;
+        const int row = (place.row * kCluster + own_row) * kRows;
+        const int column = place.column * kColumns + own_row * kPart;
         for (int k = 0; k < tiles.steps; ++k, ++step) {
           wait_to_write();
           Barrier& here = full[step % kStages];
           unsigned char* const to_a = stages + step % kStages * kStage;
           unsigned char* const to_b = to_a + kBytesA;
           arrive_expecting(here, kStage);
-          if (kClusterColumns > 1) {
-            copy_box(to_a + own_column * kPartA * 2 * kStep, a, here, k * kStep, row, beside);
-          } else {
-            copy_box(to_a, a, here, k * kStep, row);
-          }
-          if (kClusterRows > 1) {
-            copy_box(to_b + own_row * kPartB * 2 * kStep, b, here, k * kStep, column, below);
+          copy_box(to_a, a, here, k * kStep, row);
+          if (kCluster > 1) {
+            copy_box(to_b + own_row * kPart * 2 * kStep, b, here, k * kStep, column, kAll);
           } else {
             copy_box(to_b, b, here, k * kStep, column);
           }
@@ -189,12 +186,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     const uint64_t left = rows_operand<kStep>(at + own * kPanelBytes);
     const uint64_t right = rows_operand<kStep>(at + kBytesA);
     // To whom this thread says that a stage is empty, if to anybody: those that write to it here.
-    const bool tells = thread < kCluster && (thread / kClusterColumns == own_row ||
-                                             thread % kClusterColumns == own_column);
     const auto give_back = [&](unsigned step) {
-      if (tells) arrive_at(empty[step % kStages], static_cast<unsigned>(thread));
+      if (thread < kCluster) arrive_at(empty[step % kStages], static_cast<unsigned>(thread));
     };
     unsigned step = 0;
+    const auto leads = static_cast<unsigned>(min(tiles.lead, tiles.steps));
+    if (own > 0 && leads > 0 && first < all) wait(led, 0);
     for (int number = first; number < all; number += clusters) {
       const Place place = place_of(tiles, number);
       float sums[kColumns / 8][4];
@@ -210,20 +207,19 @@ __global__ void __launch_bounds__(kThreads, 1)
         products_issued();
         products_wait<1>();
         if (k > 0) give_back(step - 1);
+        if (own == 0 && thread == 0 && step + 1 == leads) arrive(led);
       }
       products_wait<0>();
       hold(sums);
       give_back(step - 1);
 
-      const int row = (place.row * kClusterRows + own_row) * kRows + own * kOwnRows;
-      const int column = (place.column * kClusterColumns + own_column) * kColumns;
+      const int row = (place.row * kCluster + own_row) * kRows + own * kOwnRows;
+      const int column = place.column * kColumns;
 #pragma unroll
       for (int panel = 0; panel < kColumns / 64; ++panel) {
         unsigned char* const to = room + panel % kPanels * kPanelBytes;
-        if (panel % kPanels == 0) {
-          if (thread == 0) writes_have_read();
-          sync_some(kOwnThreads + own, kWarpgroup);
-        }
+        if (thread == 0) older_writes_have_read();
+        sync_some(kOwnThreads + own, kWarpgroup);
         const int within = thread / 32 * 16 + lane % 16;
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
@@ -233,13 +229,10 @@ __global__ void __launch_bounds__(kThreads, 1)
                                     two(next[2], next[3])};
           store_tiles(to + within * 128 + ((n + lane / 16) ^ (within % 8)) * 16, four);
         }
-        if (panel % kPanels < kPanels - 1) continue;
         written_for_products();
         sync_some(kOwnThreads + own, kWarpgroup);
         if (thread != 0) continue;
-        for (int i = 0; i < kPanels; ++i) {
-          write_box(d, room + i * kPanelBytes, column + (panel - kPanels + 1 + i) * 64, row);
-        }
+        write_box(d, to, column + panel * 64, row);
         writes_issued();
       }
     }
@@ -273,10 +266,9 @@ TensorMap map_of(const void* data, int64_t rows, int64_t columns, int box_rows) 
   return map;
 }
 
-template <int kClusterRows, int kClusterColumns>
-void launch(const PersistentProduct& p, cudaStream_t stream) {
-  constexpr int kCluster = kClusterRows * kClusterColumns;
-  const auto kernel = persistent_product<kClusterRows, kClusterColumns>;
+template <int kCluster>
+void launch(const PersistentProduct& p, int lead, cudaStream_t stream) {
+  const auto kernel = persistent_product<kCluster>;
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {kCluster, 1, 1};
@@ -299,21 +291,20 @@ void launch(const PersistentProduct& p, cudaStream_t stream) {
   const auto tiles_of = [](int64_t size, int tile) {
     return static_cast<int>((size + tile - 1) / tile);
   };
-  constexpr int kTile = kRows * kClusterRows;
-  const Tiles tiles = {tiles_of(p.m, kTile), tiles_of(p.n, kColumns * kClusterColumns),
-                       tiles_of(kRowsAtOnce, kTile), static_cast<int>(p.k / kStep)};
-  check(cudaLaunchKernelEx(&config, kernel, map_of(p.a, p.m, p.k, kRows / kClusterColumns),
-                           map_of(p.b, p.n, p.k, kColumns / kClusterRows),
+  constexpr int kTile = kRows * kCluster;
+  const Tiles tiles = {tiles_of(p.m, kTile), tiles_of(p.n, kColumns), tiles_of(kRowsAtOnce, kTile),
+                       static_cast<int>(p.k / kStep), lead};
+  check(cudaLaunchKernelEx(&config, kernel, map_of(p.a, p.m, p.k, kRows),
+                           map_of(p.b, p.n, p.k, kColumns / kCluster),
                            map_of(p.d, p.m, p.n, kOwnRows), tiles),
         "a product of our own");
 }
 
 }  // namespace
 
-void enqueue(const PersistentProduct& product, const ClusterForm& form, cudaStream_t stream) {
-  if (form.columns == 2) return launch<2, 2>(product, stream);
-  if (form.rows == 2) return launch<2, 1>(product, stream);
-  launch<1, 1>(product, stream);
+void enqueue(const PersistentProduct& product, const ProductForm& form, cudaStream_t stream) {
+  if (form.cluster == 2) return launch<2>(product, form.lead, stream);
+  launch<1>(product, form.lead, stream);
 }
 
 }  // namespace mtl::bench

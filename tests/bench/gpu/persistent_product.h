@@ -15,14 +15,14 @@ struct PersistentProduct {
   const void* b = nullptr;
   void* d = nullptr;
 };
-// Blocks that share what they read. A block makes tiles of 128 x 256 of D, a cluster rows x columns
-// of them: blocks beside each other share A, those one below the other B.
-struct ClusterForm {
-  int rows = 1, columns = 1;
+// A block makes tiles of 128 x 256 of D; a cluster of two, below each other, shares what it reads
+// of B. `lead`: steps of k that one half of a block is ahead of the other.
+struct ProductForm {
+  int cluster = 1, lead = 0;
 };
-inline constexpr ClusterForm kClusterForms[] = {{1, 1}, {2, 1}, {2, 2}};
+inline constexpr ProductForm kProductForms[] = {{1, 0}, {2, 0}, {2, 1}, {2, 2}};
 
 // Enqueues it, in one of these forms. Throws Error "device.cuda".
-void enqueue(const PersistentProduct& product, const ClusterForm& form, cudaStream_t stream);
+void enqueue(const PersistentProduct& product, const ProductForm& form, cudaStream_t stream);
 
 }  // namespace mtl::bench
