@@ -65,8 +65,11 @@ std::string blocks_words(const ModelShape& model) {
   std::string text = model.norm == NormType::rmsnorm ? "rmsnorm" : "layernorm";
   constexpr const char* kPlaces[] = {"", " behind blocks", " before and behind blocks"};
   text += kPlaces[static_cast<size_t>(model.norm_place)];
-  constexpr const char* kActivations[] = {", gelu", ", swiglu", ", exact gelu", ", geglu"};
+  constexpr const char* kActivations[] = {", gelu", ", swiglu", ", exact gelu", ", geglu",
+                                          ", quick geglu"};
   text += kActivations[static_cast<size_t>(model.activation)];
+  if (model.glu_offset != 0) text += fmt::format(" of {:+g}", model.glu_offset);
+  if (model.glu_clamp > 0) text += fmt::format(" within {:g}", model.glu_clamp);
   if (model.experts > 0) {
     text += fmt::format(", {} of {} experts per token", model.experts_per_token, model.experts);
     if (model.shared_ffn > 0) text += fmt::format(" and a shared one of {}", model.shared_ffn);
@@ -113,6 +116,7 @@ std::string blocks_words(const ModelShape& model) {
     text += fmt::format(", scores times {:.4g}", model.attention_scale);
   }
   if (model.attention_cap > 0) text += fmt::format(", scores up to {:.4g}", model.attention_cap);
+  if (model.attention_sinks) text += ", attention sinks";
   if (model.logit_cap > 0) text += fmt::format(", logits up to {:.4g}", model.logit_cap);
   text += model.bias ? ", biases" : ", no biases";
   if (model.qkv_bias != model.bias) {

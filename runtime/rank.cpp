@@ -171,6 +171,8 @@ class Rank {
       AttentionShape shape = attention_of(plan_.model, layer, sizes[Axis::tp] * sizes[Axis::cp]);
       shape.batch = plan_.micro_batch;
       shape.seq = plan_.seq;
+      float sink = 0;  // that there are some is all that counts here
+      if (plan_.model.attention_sinks) shape.sinks = Tensor(&sink, plan_.compute, {1});
       return made_.cuda->choose_attention(*device_, shape, plan_.compute);
     };
     const std::vector<int64_t>& full = plan_.model.full_layers;

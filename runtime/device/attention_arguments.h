@@ -8,5 +8,6 @@ namespace mtl {
 // Throws Error "device.attention" where the arguments do not fit each other.
 void check_attention(const Attention& args);
 void check_attention(const AttentionBackward& args);
+void check_attention(const AttentionSinksBackward& args);
 
 }  // namespace mtl

@@ -121,11 +121,13 @@ class Device {
   virtual void balance_experts(const BalanceExperts& args) = 0;
   virtual void gather_rows(const GatherRows& args) = 0;
   virtual void combine_rows(const CombineRows& args) = 0;
+  virtual void add_row_products(const AddRowProducts& args) = 0;
   virtual void rope(const Rope& args) = 0;
   virtual void latent_heads(const LatentHeads& args) = 0;
   virtual void copy_columns(const CopyColumns& args) = 0;
   virtual void attention_forward(const Attention& args) = 0;
   virtual void attention_backward(const AttentionBackward& args) = 0;
+  virtual void attention_sinks_backward(const AttentionSinksBackward& args) = 0;
   // out[n, c] = table[tokens[i] - first] for ids in [first, first + rows of table), else 0. tokens
   // i32 [n].
   virtual void embedding_forward(Tensor tokens, Tensor table, int64_t first, Tensor out) = 0;

@@ -133,6 +133,17 @@ inline int64_t attention_backward(const AttentionSize& s, bool sums) {
   return before_stats(s, sums) + attention_stats(s) + s.heads * 4;
 }
 
+// The gradient of sinks: of each sequence the same chunks of rows, of at least 32. A block has a
+// chunk of a few heads, and a GPU has room for about a thousand of them.
+inline constexpr int64_t kSinkHeads = 4;
+inline RowChunks sink_chunks(const AttentionSize& s) {
+  const int64_t others = s.batch * divide_up(s.heads, kSinkHeads);
+  return RowChunks(s.seq, 32, std::max<int64_t>(1, 1024 / others));
+}
+inline int64_t attention_sinks(const AttentionSize& s) {
+  return s.batch * sink_chunks(s).count * s.heads * 4;
+}
+
 // What a device takes at once: it grows by whole pieces, and every device has one.
 inline constexpr int64_t kPieceBytes = int64_t{1} << 20;
 inline int64_t whole_pieces(int64_t bytes) {
@@ -151,6 +162,7 @@ struct KernelNeeds {
   DType compute = DType::f32;
   kernel_scratch::AttentionSize attention;
   int64_t attention_room = 0;  // AttentionBackward::room
+  bool sinks = false;
   int64_t norm_rows = 0, norm_cols = 0;
   int64_t head_norm_rows = 0;  // 0 = heads have no norms
   int64_t wide_norm_rows = 0;  // 0 = they have none together
@@ -174,6 +186,7 @@ inline int64_t most_scratch(const KernelNeeds& needs,
   const bool sums = fits && of::adds_up(*hopper, attention.head_dim);
   int64_t most = of::attention_backward(attention, sums);
   if (most <= needs.attention_room) most = 0;
+  if (needs.sinks) most = std::max(most, of::attention_sinks(attention));
   if (needs.norm_rows > 0) {
     most = std::max(most, of::norm_backward(needs.norm_rows, needs.norm_cols));
   }

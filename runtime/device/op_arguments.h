@@ -79,12 +79,20 @@ struct LayerNormBackward {
   Tensor amax = {};         // of dx as it lies there afterwards
 };
 
-// SwiGLU (arXiv 2002.05202): x [n, 2f] = gate | up, y [n, f] = silu(gate) * up with silu(g) =
-// g * sigmoid(g). Its sibling GeGLU has gelu_tanh(gate) for it.
+// SwiGLU (arXiv 2002.05202) and its siblings: x [n, 2f] = gate | up, y [n, f] = g(gate) * (up +
+// offset). What g is: silu(x) = x sigmoid(x), gelu_tanh, or quick_gelu(x) = x sigmoid(1.702 x).
+// With a clamp c the gate is min(gate, c) first, and up lies within -c and c (gpt-oss: quick_gelu,
+// offset 1, clamp 7); what was clamped has no gradient.
+enum class GateForm { silu, gelu_tanh, quick_gelu };
+struct GatedUnit {
+  GateForm gate = GateForm::silu;
+  float offset = 0;
+  float clamp = 0;  // 0 = none
+};
 struct Swiglu {
   Tensor x, y;
   Tensor amax = {};  // of y
-  bool gelu = false;
+  GatedUnit unit = {};
 };
 // Rows that go on times a weight each, weights[index[i]] y[i], and what backward makes of that:
 // with dy the gradient of the product, dweights[index[i]] = y[i] . dy[i].
@@ -97,7 +105,7 @@ struct SwigluBackward {
   Tensor amax = {};  // of dx
   Tensor y = {};     // written if it is there: the bits that swiglu_forward makes of x
   RowWeights rows = {};
-  bool gelu = false;  // without weights of rows
+  GatedUnit unit = {};
 };
 
 // Rotary positions (arXiv 2104.09864), in place on the q and k heads of rows [n, (heads + 2
@@ -211,6 +219,10 @@ struct AttentionShape {
   bool alibi = false;
   // A query sees the newest this many keys, its own included (sliding window); 0 = all before it.
   int64_t window = 0;
+  // Compute type [heads]: of each head a score of no key that its softmax counts with the others
+  // (gpt-oss; Megatron-LM's learnable softmax), so that weights add up to less than 1; lse counts
+  // it too. Neither scaled nor capped, and dropout does not see it.
+  Tensor sinks = {};
   // Caps the scaled scores x: cap tanh(x / cap) takes their place (Gemma 2); 0 = none. Not with
   // ALiBi.
   float cap = 0;
@@ -236,6 +248,14 @@ struct AttentionBackward {
   Tensor qkv, out, lse, dout;
   Tensor dqkv;       // written
   Tensor room = {};  // optional, aligned to 16 bytes: for partial results, if it is enough
+};
+// The gradient of AttentionShape::sinks: dsinks[h] (+)= the sum over b and q of -exp(sinks[h] -
+// lse[b, h, q]) out . dout of that row and head. In an order that shapes alone decide, in f32.
+struct AttentionSinksBackward {
+  AttentionShape shape;
+  Tensor out, dout, lse;  // as AttentionBackward's
+  Tensor dsinks;          // f32 [heads]
+  bool accumulate = false;
 };
 
 // Mixture of experts: every token goes to k of E feed-forward blocks, none is dropped (Mixtral,
@@ -303,6 +323,13 @@ struct GatherRows {
   int64_t divide = 1;
   Tensor weights = {};  // f32
   Tensor to;            // [m, c]
+};
+// sums[index[i]] += rows[i] . vector, in f32.
+struct AddRowProducts {
+  Tensor rows;    // [n, c]
+  Tensor vector;  // [c], of the same type
+  Tensor index;   // i32 [n], each once
+  Tensor sums;    // f32
 };
 // to[t] = the sum over j, ascending and in f32, of from[rows[t, j]], each times weights[t, j] if
 // there are weights.

@@ -123,6 +123,9 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
   if (shape.attention_scale > 0) line("  attention_scale: {}", shape.attention_scale);
   if (shape.attention_cap > 0) line("  attention_cap: {}", shape.attention_cap);
   if (shape.logit_cap > 0) line("  logit_cap: {}", shape.logit_cap);
+  if (shape.attention_sinks) line("  attention_sinks: true");
+  if (shape.glu_offset != 0) line("  glu_offset: {}", shape.glu_offset);
+  if (shape.glu_clamp > 0) line("  glu_clamp: {}", shape.glu_clamp);
   if (shape.experts > 0) {
     line("  moe:\n    experts: {}\n    topk: {}", shape.experts, shape.experts_per_token);
     if (!shape.dense_layers.empty()) {

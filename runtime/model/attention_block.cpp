@@ -35,6 +35,7 @@ AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer, const
       whole_norm_(context, layer),
       q_norm_(context.parameters.find(layer, "attn.q_norm.weight")),
       k_norm_(context.parameters.find(layer, "attn.k_norm.weight")),
+      sinks_(context.parameters.find(layer, "attn.sinks")),
       qkv_(context.arena.get(layer_buffer(layer, "attn.qkv"))),
       raw_(context.arena.find(layer_buffer(layer, "attn.raw"))),
       q_rstd_(context.arena.find(layer_buffer(layer, "attn.q_rstd"))),
@@ -92,7 +93,12 @@ AttentionShape AttentionBlock::attention_shape(const Pass& whole) const {
   attention.dropout = dropout_for(context_, whole, layer_, DropoutSite::attention);
   attention.first_head = heads_ * (context_.tp.rank() * context_.cp.size() + context_.cp.rank());
   if (first_key_) attention.first_key = values_of(first_key_, whole);
+  if (sinks_) attention.sinks = own_heads(sinks_.weight);
   return attention;
+}
+
+Tensor AttentionBlock::own_heads(Tensor of_tp_rank) const {
+  return of_tp_rank.slice(heads_ * context_.cp.rank(), heads_);
 }
 
 HeadNorm AttentionBlock::head_norm(const Pass& whole, bool query) const {
@@ -168,15 +174,18 @@ ContextParallel::Sections AttentionBlock::attended_sections() const {
   return {context_.cp.section(shape.heads / context_.tp.size(), shape.value_dim())};
 }
 
+Tensor AttentionBlock::lse(const Pass& pass, const AttentionShape& shape) const {
+  return Tensor(lse_.in(pass.slot).data, DType::f32, {shape.batch, shape.heads, shape.seq});
+}
+
 void AttentionBlock::attend(const Pass& pass) const {
   const Pass whole = whole_sequences(context_, pass);
   const AttentionShape shape = attention_shape(whole);
   const Buffer& out = divides_sequence() ? attended_by_head_ : attended_;
-  context_.device.attention_forward(
-      {.shape = shape,
-       .qkv = rows_up_to(qkv_, whole),
-       .out = rows_up_to(out, whole),
-       .lse = Tensor(lse_.in(pass.slot).data, DType::f32, {shape.batch, shape.heads, shape.seq})});
+  context_.device.attention_forward({.shape = shape,
+                                     .qkv = rows_up_to(qkv_, whole),
+                                     .out = rows_up_to(out, whole),
+                                     .lse = lse(pass, shape)});
   if (!divides_sequence()) return;
   const Tensor attended = rows_of(attended_, pass);
   context_.cp.gather_heads(pass.sequences, rows_of(out, whole), attended, attended_sections());
@@ -224,19 +233,33 @@ void AttentionBlock::attend_backward(const Pass& pass) const {
   if (divided) {
     context_.cp.scatter_heads(pass.sequences, rows_of(dattended_, pass), dout, attended_sections());
   }
-  context_.device.attention_backward(
-      {.shape = shape,
-       .qkv = rows_of(qkv_, whole),
-       .out = out,
-       .lse = Tensor(lse_.in(pass.slot).data, DType::f32, {shape.batch, shape.heads, shape.seq}),
-       .dout = dout,
-       .dqkv = dqkv,
-       .room = room_});
+  context_.device.attention_backward({.shape = shape,
+                                      .qkv = rows_of(qkv_, whole),
+                                      .out = out,
+                                      .lse = lse(pass, shape),
+                                      .dout = dout,
+                                      .dqkv = dqkv,
+                                      .room = room_});
+  sinks_backward(whole, shape, out, dout);
   place_heads_backward(whole, dqkv);
   if (divided) {
     context_.cp.gather_heads(pass.sequences, dqkv, own_dqkv(pass), qkv_sections());
   }
   if (whole_norm_) whole_norm_.backward(pass, own_dqkv(pass));
+}
+
+void AttentionBlock::sinks_backward(const Pass& whole, const AttentionShape& shape, Tensor out,
+                                    Tensor dout) const {
+  if (!sinks_) return;
+  // The other heads' gradients are those of the ranks that have them (cp), which are added.
+  const bool shares = context_.cp.size() > 1;
+  if (shares && !whole.accumulate) context_.device.fill(sinks_.grad, 0.0f);
+  context_.device.attention_sinks_backward({.shape = shape,
+                                            .out = out,
+                                            .dout = dout,
+                                            .lse = lse(whole, shape),
+                                            .dsinks = own_heads(sinks_.grad),
+                                            .accumulate = whole.accumulate || shares});
 }
 
 void AttentionBlock::project_backward(const Pass& pass, Tensor dbranch, Tensor dstream) const {

@@ -84,6 +84,8 @@ class AttentionBlock {
   void place_heads(const Pass& whole) const;
   void place_heads_backward(const Pass& whole, Tensor dqkv) const;
   HeadNorm head_norm(const Pass& whole, bool query) const;
+  // Of what the TP rank has for each of its heads, the part of the heads whose attention is here.
+  Tensor own_heads(Tensor of_tp_rank) const;
   Rope rope(const Pass& whole, Tensor qkv) const;
   // Where q, k and v of the rank's own tokens are made, and from there to attention's result of
   // these (of a pass as the rank has it).
@@ -91,8 +93,11 @@ class AttentionBlock {
   // From there to those of the rank's heads, where the sequence is divided.
   void scatter_qkv(const Pass& pass) const;
   void attend(const Pass& pass) const;
+  Tensor lse(const Pass& pass, const AttentionShape& shape) const;
   // From the gradient of that result to those of q, k and v of the rank's own tokens.
   void attend_backward(const Pass& pass) const;
+  void sinks_backward(const Pass& whole, const AttentionShape& shape, Tensor out,
+                      Tensor dout) const;
   bool divides_sequence() const { return context_.cp.size() > 1; }
   // The gradient of the rank's own tokens, and of what the block has added to the stream.
   Tensor own_dqkv(const Pass& pass) const { return rows_of(dqkv_, in_later(pass)); }
@@ -113,7 +118,7 @@ class AttentionBlock {
   Linear qkv_linear_, proj_linear_;  // the first of no latents
   std::optional<LatentQkv> latents_;
   WholeNorm whole_norm_;
-  Parameter q_norm_, k_norm_;
+  Parameter q_norm_, k_norm_, sinks_;
   // `_by_head`: of all tokens of the rank's heads, where the sequence is divided.
   Buffer qkv_, raw_, q_rstd_, k_rstd_, lse_, attended_, attended_by_head_, output_;
   Buffer branch_, gathered_, dresidual_, dattended_, own_qkv_, dqkv_, dnormed_;
@@ -209,6 +214,8 @@ class MoeBlock {
   ExpertRoutes routes(const Pass& pass, int64_t first, int64_t tokens, Tensor counts) const;
   ExpertRoutes routes(const Pass& pass) const;
   ExpertScores scores() const;
+  // Whether what the experts make here has their biases: of what TP ranks add up one has them.
+  bool adds_output_bias() const;
   // Scores all rows x of the normalised stream and chooses their experts.
   RowCounts route(const Pass& pass, Tensor x) const;
   // Calls work(turn) for all tokens at once, or for as many at a time as fit.

@@ -58,6 +58,15 @@ Parameter Parameters::find(int64_t layer, const std::string& slot) const {
   return it == parameters_.end() ? Parameter{} : it->second;
 }
 
+GatedUnit gated_unit(const ModelShape& shape) {
+  const GateForm form = shape.activation == Activation::geglu         ? GateForm::gelu_tanh
+                        : shape.activation == Activation::quick_geglu ? GateForm::quick_gelu
+                                                                      : GateForm::silu;
+  return {.gate = form,
+          .offset = static_cast<float>(shape.glu_offset),
+          .clamp = static_cast<float>(shape.glu_clamp)};
+}
+
 bool activates_backward(const PartsAgain& again, const Pass& pass) {
   return again.mlp_activation || again.mlp || pass.again;
 }

@@ -115,6 +115,9 @@ inline Pass in_later(Pass pass) {
   return pass;
 }
 
+// The model's, as devices have it.
+GatedUnit gated_unit(const ModelShape& shape);
+
 // Whether nobody has kept what the MLP's activation made: backward's op for it writes it again.
 bool activates_backward(const PartsAgain& again, const Pass& pass);
 

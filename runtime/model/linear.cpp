@@ -103,6 +103,10 @@ void Linear::backward_input(const Pass& pass, Operand dy, Tensor dx, Epilogue ep
   device_.matmul(product);
 }
 
+void Linear::backward_bias(const Pass& pass, Tensor dy) const {
+  if (bias_) device_.bias_grad(dy, bias_.grad, pass.accumulate);
+}
+
 void Linear::backward_weight_of_nothing(const Pass& pass) const {
   if (pass.accumulate) return;
   device_.fill(weight_.grad, 0.0f);
@@ -144,8 +148,7 @@ void Linear::backward_weight(const Pass& pass, Tensor x, Tensor dy, Tensor bias_
     backward_weight(pass, Operand{.values = rounded, .inverse = float8_.x_inverse.in(pass.slot)},
                     Operand{.values = as_matrix(float8_.dy_by_column, dy.cols(), dy.rows()),
                             .inverse = float8_.dy_inverse});
-    if (bias_) device_.bias_grad(bias_dy, bias_.grad, pass.accumulate);
-    return;
+    return backward_bias(pass, bias_dy);
   }
   Matmul product{
       .a = dy, .b = x, .c = weight_.grad, .transpose_a = true, .accumulate = pass.accumulate};
@@ -156,7 +159,7 @@ void Linear::backward_weight(const Pass& pass, Tensor x, Tensor dy, Tensor bias_
     std::swap(product.sums_of_a, product.sums_of_b);
   }
   device_.matmul(product);
-  if (bias_ && !same_rows) device_.bias_grad(bias_dy, bias_.grad, pass.accumulate);
+  if (!same_rows) backward_bias(pass, bias_dy);
 }
 
 }  // namespace mtl

@@ -53,6 +53,8 @@ class Linear {
   void backward_weight_later(const Pass& pass, Tensor x, Tensor dy, Tensor bias_dy) const;
   // The same of an expert, x [in, n] and dy [out, n] in FP8.
   void backward_weight(const Pass& pass, const Operand& x, const Operand& dy) const;
+  // The bias's share of it, if there is a bias.
+  void backward_bias(const Pass& pass, Tensor dy) const;
   // The gradients of no rows.
   void backward_weight_of_nothing(const Pass& pass) const;
   Tensor bias() const { return bias_.weight; }

@@ -71,7 +71,7 @@ void MlpBlock::activate(const Pass& pass) const {
     context_.device.swiglu_forward({.x = before_act,
                                     .y = activated,
                                     .amax = activated_amax_.in(pass.slot),
-                                    .gelu = activation_ == Activation::geglu});
+                                    .unit = gated_unit(context_.shape)});
   } else if (activation_ == Activation::gelu_exact) {
     context_.device.gelu_exact_forward(before_act, activated);
   } else {
@@ -117,7 +117,7 @@ void MlpBlock::activation_backward(const Pass& pass, Tensor dbranch, Tensor made
                                      .dx = dbefore_act,
                                      .amax = dbefore_act_amax_.in(pass.slot),
                                      .y = made,
-                                     .gelu = activation_ == Activation::geglu});
+                                     .unit = gated_unit(context_.shape)});
   } else if (activation_ == Activation::gelu_exact) {
     down_.backward_input(pass, dy, dbefore_act);
     context_.device.gelu_exact_backward(dbefore_act, before_act, made);

@@ -132,6 +132,10 @@ void MoeBlock::each_expert(const Turn& turn, const Work& work, const Idle& idle)
   }
 }
 
+bool MoeBlock::adds_output_bias() const {
+  return context_.tp.rank() == 0;
+}
+
 ExpertScores MoeBlock::scores() const {
   const ModelShape::MoeScores& scores = context_.shape.moe_scores;
   return {.sigmoid = scores.sigmoid,
@@ -144,7 +148,7 @@ ExpertScores MoeBlock::scores() const {
 
 RowCounts MoeBlock::route(const Pass& pass, Tensor x) const {
   const Tensor logits = first_rows(logits_, pass, pass.tokens(), context_.shape.experts);
-  router_.forward(pass, {x}, logits, {});
+  router_.forward(pass, {x}, logits, router_.bias());
   context_.device.route_experts(
       {.logits = logits, .scores = scores(), .bias = expert_bias_, .routes = routes(pass)});
   return context_.ep.share(counts_.in(pass.slot));
@@ -193,7 +197,8 @@ void MoeBlock::expand(const Turn& turn, Tensor x) const {
   const Tensor inputs = dispatch_.inputs(turn, tokens_of(turn, x));
   const Operand operand = float8_.along_rows(inputs, DType::f8_e4m3);
   each_expert(turn, [&](const Expert& expert, int64_t first, int64_t rows) {
-    expert.up.forward(pass, operand.rows(first, rows), rows_at(before_act_, pass, first, rows), {});
+    expert.up.forward(pass, operand.rows(first, rows), rows_at(before_act_, pass, first, rows),
+                      expert.up.bias());
   });
 }
 
@@ -209,11 +214,13 @@ void MoeBlock::through_experts(const Pass& pass, Tensor x, Tensor sum) const {
     if (made.rows() > 0) {
       context_.device.swiglu_forward({.x = rows_at(before_act_, pass, 0, made.rows()),
                                       .y = made,
-                                      .amax = float8_.fresh_amax()});
+                                      .amax = float8_.fresh_amax(),
+                                      .unit = gated_unit(context_.shape)});
     }
     const Operand activated = float8_.along_rows(made, DType::f8_e4m3, true);
     each_expert(turn, [&](const Expert& expert, int64_t first, int64_t rows) {
-      expert.down.forward(pass, activated.rows(first, rows), outputs.row_slice(first, rows), {});
+      expert.down.forward(pass, activated.rows(first, rows), outputs.row_slice(first, rows),
+                          adds_output_bias() ? expert.down.bias() : Tensor());
     });
     dispatch_.take_back(turn, tokens_of(turn, sum), true);
   });
@@ -297,7 +304,17 @@ void MoeBlock::backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnorm
                             .dx = dbefore_act,
                             .amax = float8_.fresh_amax(),
                             .y = again ? activated : Tensor(),
-                            .rows = weights});
+                            .rows = weights,
+                            .unit = gated_unit(context_.shape)});
+  }
+  if (context_.shape.bias && adds_output_bias()) {
+    // What a row is before its weight has a bias too.
+    each_expert(turn, [&](const Expert& expert, int64_t first, int64_t count) {
+      device.add_row_products({.rows = dy.row_slice(first, count),
+                               .vector = expert.down.bias(),
+                               .index = weights.index.slice(first, count),
+                               .sums = weights.dweights});
+    });
   }
   dispatch_.take_back_gradients(turn, dweights);
   const Tensor weighted = dispatch_.weighted_gradients(
@@ -326,8 +343,9 @@ void MoeBlock::backward_weights(const Turn& turn, Linear Expert::*linear, Tensor
           (expert.*linear)
               .backward_weight(pass, float8_.along_tokens(Kind::x, own_x, float8_.amax(Kind::x)),
                                float8_.along_tokens(Kind::dy, own_dy, float8_.amax(dy_amax)));
+          (expert.*linear).backward_bias(pass, own_dy);
         } else {
-          (expert.*linear).backward_weight(pass, own_x, own_dy, {});
+          (expert.*linear).backward_weight(pass, own_x, own_dy, own_dy);
         }
       },
       [&](const Expert& expert) { (expert.*linear).backward_weight_of_nothing(pass); });
@@ -348,7 +366,7 @@ void MoeBlock::make_weight_grads(const Pass& pass) const {
   const Tensor normed = again_.norms ? norm_.forward(pass) : norm_.normed(pass);
   const Tensor x =
       context_.tp.sequence() ? context_.tp.enter(normed, rows_of(gathered_, pass)) : normed;
-  router_.backward_weight(pass, x, dlogits(pass), {});
+  router_.backward_weight(pass, x, dlogits(pass), dlogits(pass));
   const Turn turn{.pass = pass,
                   .tokens = pass.tokens(),
                   .routes = routes(pass),
@@ -359,8 +377,10 @@ void MoeBlock::make_weight_grads(const Pass& pass) const {
     backward_weights(turn, &Expert::up, inputs, dbefore_act(pass, rows), Float8Rows::Kind::dy);
     const Tensor activated = rows_at(activated_, pass, 0, rows);
     if (again_.mlp_activation && rows > 0) {
-      context_.device.swiglu_forward(
-          {.x = rows_at(before_act_, pass, 0, rows), .y = activated, .amax = float8_.fresh_amax()});
+      context_.device.swiglu_forward({.x = rows_at(before_act_, pass, 0, rows),
+                                      .y = activated,
+                                      .amax = float8_.fresh_amax(),
+                                      .unit = gated_unit(context_.shape)});
     }
     backward_weights(turn, &Expert::down, activated,
                      rows_at(later_dweighted_, in_later(pass), 0, rows), Float8Rows::Kind::dy);
@@ -419,7 +439,7 @@ void MoeBlock::backward_through_experts(const Pass& pass) const {
   entering.finish();
   if (!leaves_weights_) {
     if (shared_) shared_->backward_weights(pass, x);
-    router_.backward_weight(pass, x, dlogits, {});
+    router_.backward_weight(pass, x, dlogits, dlogits);
     if (whole) backward_inputs(*whole, x);
   }
   leaving.finish();

@@ -30,7 +30,8 @@ SharedExpert::SharedExpert(const BlockContext& context, int64_t layer, const Par
 void SharedExpert::activate(const Pass& pass) const {
   context_.device.swiglu_forward({.x = rows_of(before_act_, pass),
                                   .y = rows_of(activated_, pass),
-                                  .amax = activated_amax_.in(pass.slot)});
+                                  .amax = activated_amax_.in(pass.slot),
+                                  .unit = gated_unit(context_.shape)});
 }
 
 void SharedExpert::expand(const Pass& pass, Tensor x, Tensor amax) const {
@@ -55,7 +56,10 @@ void SharedExpert::backward(const Pass& pass, Tensor dbranch, Tensor dnormed) co
   down_.backward_input(pass, {dbranch, dbranch_amax_.in(pass.slot)}, dactivated);
   if (gate_) {
     // The gate's gradient needs the activations before the derivative is taken.
-    if (again) context_.device.swiglu_forward({.x = before_act, .y = activated});
+    if (again) {
+      context_.device.swiglu_forward(
+          {.x = before_act, .y = activated, .unit = gated_unit(context_.shape)});
+    }
     // What is weighed is the same, on whichever side of the product of the weight's gradient.
     context_.device.add_shared_backward(
         {.x = activated, .dy = dactivated, .gate = rows_of(scores_, pass), .dgate = dscores(pass)});
@@ -64,7 +68,8 @@ void SharedExpert::backward(const Pass& pass, Tensor dbranch, Tensor dnormed) co
                                    .x = before_act,
                                    .dx = dbefore_act,
                                    .amax = dbefore_act_amax_.in(pass.slot),
-                                   .y = again && !gate_ ? activated : Tensor()});
+                                   .y = again && !gate_ ? activated : Tensor(),
+                                   .unit = gated_unit(context_.shape)});
   if (!leaves_weights_) down_.backward_weight(pass, activated, dbranch, {});
   if (gate_) gate_->backward_input(pass, {dscores(pass)}, dnormed, Epilogue::none, {}, true);
   up_.backward_input(pass, {dbefore_act, dbefore_act_amax_.in(pass.slot)}, dnormed, Epilogue::none,

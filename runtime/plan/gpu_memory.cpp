@@ -10,13 +10,22 @@ namespace mtl {
 
 namespace {
 
-// What Linear::backward_weight is given as the gradient of a bias; experts have none.
+// What Linear::backward_weight is given as the gradient of a bias, at most.
 std::vector<KernelNeeds::Matrix> bias_gradients(const ModelShape& shape, const RankDims& d) {
   std::vector<KernelNeeds::Matrix> biases;
   if (shape.qkv_bias && !shape.has_latents()) biases.push_back({d.n, d.qkv});
   if (!shape.bias) return biases;
   biases.push_back({d.stream, d.h});
-  biases.push_back({d.n, shape.mlp_parts() * d.ffn});
+  const int64_t parts = shape.mlp_parts();
+  if (shape.experts == 0) {
+    biases.push_back({d.n, parts * d.ffn});
+    return biases;
+  }
+  // One expert may have all rows.
+  biases.push_back({d.n, shape.experts});
+  biases.push_back({d.expert_rows, parts * d.ffn});
+  biases.push_back({d.expert_rows, d.h});
+  if (!shape.dense_layers.empty()) biases.push_back({d.n, parts * d.dense_ffn});
   return biases;
 }
 
@@ -45,6 +54,7 @@ KernelNeeds kernel_needs(const ModelShape& shape, const MemoryNeeds& needs,
   if (layers) {
     kernels.attention = {needs.micro_batch, needs.seq, d.own_heads, d.head_dim, d.value_dim};
     kernels.attention_room = memory.find(kAttentionRoom)->bytes;
+    kernels.sinks = shape.attention_sinks;
     if (shape.qk_norm_whole) {
       kernels.wide_norm_rows = d.n;
       kernels.wide_norm_cols = d.context;

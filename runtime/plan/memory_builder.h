@@ -90,6 +90,7 @@ struct RankDims {
         queries(heads * head_dim),
         pairs(heads * shape.latent_pair()),
         ffn(shape.ffn / needs.tp),
+        dense_ffn(shape.dense_layer_ffn / needs.tp),
         shared(shape.experts > 0 ? shape.shared_ffn / needs.tp : 0),
         cp(needs.cp),
         all(n * cp),
@@ -104,7 +105,8 @@ struct RankDims {
   int64_t h, heads, kv_heads, head_dim, value_dim, context, qkv;
   int64_t queries, pairs;  // of latent attention, before they are qkv
   int64_t ffn;
-  int64_t shared;  // of the block beside the experts
+  int64_t dense_ffn;  // of dense layers beside mixtures
+  int64_t shared;     // of the block beside the experts
   int64_t cp;
   // A rank's attention: all tokens of a sequence, and of the heads the cp'th part.
   int64_t all, own_heads, own_kv_heads;

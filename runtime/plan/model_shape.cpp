@@ -15,7 +15,7 @@ namespace {
 // The names of the kinds in train.yaml and in checkpoints, in the order of their enums.
 constexpr const char* kNorms[] = {"layernorm", "rmsnorm"};
 constexpr const char* kNormPlaces[] = {"input", "output", "both"};
-constexpr const char* kActivations[] = {"gelu", "swiglu", "gelu_exact", "geglu"};
+constexpr const char* kActivations[] = {"gelu", "swiglu", "gelu_exact", "geglu", "quick_geglu"};
 constexpr const char* kPositions[] = {"learned", "rope", "alibi", "none"};
 
 template <class Enum, size_t N>
@@ -81,7 +81,7 @@ ModelShape ModelShape::of_dense_layers() const {
 }
 
 bool ModelShape::names_of_mixtral() const {
-  return !qk_norm && !has_latents() && norm_place == NormPlace::input && !qkv_bias &&
+  return !qk_norm && !has_latents() && !bias && norm_place == NormPlace::input && !qkv_bias &&
          shared_ffn == 0 && dense_layers.empty() && !moe_scores.sigmoid && moe_scores.normalize &&
          moe_scores.scale == 1 && moe_scores.groups == 1;
 }
@@ -91,7 +91,7 @@ Family ModelShape::family() const {
                     position == PositionType::learned && kv_heads == heads &&
                     heads * head_dim == hidden && !qk_norm && !has_latents() && qkv_bias == bias &&
                     sliding_window == 0 && attention_scale == 0 && attention_cap == 0 &&
-                    logit_cap == 0 && experts == 0 && !parallel_residual &&
+                    logit_cap == 0 && !attention_sinks && experts == 0 && !parallel_residual &&
                     norm_place == NormPlace::input;
   return gpt2 ? Family::gpt2 : Family::llama;
 }
@@ -126,6 +126,10 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.norm_eps = model.norm.eps;
   shape.norm_place = kind_of<NormPlace>(kNormPlaces, model.norm.place);
   shape.activation = kind_of<Activation>(kActivations, model.activation);
+  if (shape.gated()) {
+    shape.glu_offset = model.glu_offset;
+    shape.glu_clamp = model.glu_clamp;
+  }
   // With a gate there are three matrices where GELU has two: 8/3 keeps the number of parameters.
   const int64_t ffn = shape.gated() ? round_up(8 * model.hidden / 3, 64) : 4 * model.hidden;
   shape.ffn = model.ffn > 0 ? model.ffn : ffn;
@@ -161,6 +165,7 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.attention_scale = model.attention_scale;
   shape.attention_cap = model.attention_cap;
   shape.logit_cap = model.logit_cap;
+  shape.attention_sinks = model.attention_sinks;
   shape.experts = model.moe.experts;
   shape.experts_per_token = shape.experts > 0 ? model.moe.topk : 0;
   shape.moe_aux_loss = model.moe.aux_loss;
@@ -223,6 +228,9 @@ nlohmann::json to_json(const ModelShape& shape) {
   if (shape.attention_scale > 0) json["attention_scale"] = shape.attention_scale;
   if (shape.attention_cap > 0) json["attention_cap"] = shape.attention_cap;
   if (shape.logit_cap > 0) json["logit_cap"] = shape.logit_cap;
+  if (shape.attention_sinks) json["attention_sinks"] = true;
+  if (shape.glu_offset != 0) json["glu_offset"] = shape.glu_offset;
+  if (shape.glu_clamp > 0) json["glu_clamp"] = shape.glu_clamp;
   if (shape.experts > 0) {
     json["experts"] = shape.experts;
     json["experts_per_token"] = shape.experts_per_token;
@@ -278,6 +286,9 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   shape.attention_scale = json.value("attention_scale", 0.0);
   shape.attention_cap = json.value("attention_cap", 0.0);
   shape.logit_cap = json.value("logit_cap", 0.0);
+  shape.attention_sinks = json.value("attention_sinks", false);
+  shape.glu_offset = json.value("glu_offset", 0.0);
+  shape.glu_clamp = json.value("glu_clamp", 0.0);
   shape.experts = json.value("experts", int64_t{0});
   shape.experts_per_token = json.value("experts_per_token", int64_t{0});
   shape.moe_scores.sigmoid = json.value("moe_score", "softmax") == "sigmoid";

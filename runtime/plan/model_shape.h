@@ -20,7 +20,7 @@ constexpr int64_t round_up(int64_t value, int64_t multiple) {
 
 enum class NormType { layernorm, rmsnorm };
 enum class NormPlace { input, output, both };  // of a block: of what it reads, of what it adds
-enum class Activation { gelu_tanh, swiglu, gelu_exact, geglu };
+enum class Activation { gelu_tanh, swiglu, gelu_exact, geglu, quick_geglu };
 // As train.yaml has them.
 const char* activation_name(Activation activation);
 const char* norm_place_name(NormPlace place);
@@ -45,6 +45,7 @@ struct ModelShape {
   double norm_eps = 1e-5;
   NormPlace norm_place = NormPlace::input;
   Activation activation = Activation::gelu_tanh;
+  double glu_offset = 0, glu_clamp = 0;  // of a gated one (device/op_arguments.h, GatedUnit)
   PositionType position = PositionType::learned;
   double rope_base = 10000;
   double rope_fraction = 1;  // of each head, that is rotated: its first elements
@@ -73,6 +74,7 @@ struct ModelShape {
   double attention_scale = 0;        // of scores; 0 = 1 / sqrt(head_dim)
   double attention_cap = 0;          // of scaled scores (device/op_arguments.h); 0 = none
   double logit_cap = 0;
+  bool attention_sinks = false;  // each head has a score of no key (device/op_arguments.h)
   // Mixture of experts (Mixtral): the feed-forward block of a layer is this many, each of width
   // `ffn`, of which each token takes `experts_per_token`; 0 = one block for all.
   int64_t experts = 0;
@@ -132,7 +134,9 @@ struct ModelShape {
   bool norms_inputs() const { return norm_place != NormPlace::output; }
   bool norms_outputs() const { return norm_place != NormPlace::input; }
   // Whether one matrix of the MLP is a gate of another.
-  bool gated() const { return activation == Activation::swiglu || activation == Activation::geglu; }
+  bool gated() const {
+    return activation != Activation::gelu_tanh && activation != Activation::gelu_exact;
+  }
   // Columns of the MLP's first matmul per unit of ffn: gate and up, or up alone.
   int64_t mlp_parts() const { return gated() ? 2 : 1; }
   // Which layers are mixtures; and of layers [begin, end) how many.

@@ -70,6 +70,11 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   check("model.position.skip.every", rope, position.skip.every, int64_t{0}, not_rope);
   check("model.position.skip.layers", rope, position.skip.layers, no_model.position.skip.layers,
         not_rope);
+  const std::string& activation = spec.model.activation;
+  const bool gated = activation != "gelu" && activation != "gelu_exact";
+  const std::string no_gate = "model.activation is " + activation;
+  check("model.glu_offset", gated, spec.model.glu_offset, no_model.glu_offset, no_gate.c_str());
+  check("model.glu_clamp", gated, spec.model.glu_clamp, no_model.glu_clamp, no_gate.c_str());
   const TrainSpec::Model::Latent& latent = spec.model.latent;
   const TrainSpec::Model::Latent& no_latent = no_model.latent;
   const bool latents = latent.kv_rank > 0;

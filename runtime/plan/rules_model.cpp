@@ -184,12 +184,13 @@ void check_experts(const RuleInput& input, RuleBook& book) {
   book.rule("model.moe", "model.moe.expert_bias", !model.expert_bias || model.moe_scores.sigmoid,
             "model.moe.expert_bias is added to sigmoids, and model.moe.score is softmax",
             "set model.moe.score=sigmoid, or balance with model.moe.aux_loss");
-  book.rule("model.moe", "model.moe.experts", model.activation == Activation::swiglu,
-            fmt::format("experts are SwiGLU blocks, and model.activation is {}", given.activation),
-            "set model.activation=swiglu");
-  book.rule("model.moe", "model.moe.experts", !model.bias,
-            "experts have no biases, and model.bias is true",
-            "set model.bias=false (model.qkv_bias may stay true)");
+  book.rule(
+      "model.moe", "model.moe.experts", model.gated(),
+      fmt::format("experts are blocks with a gate, and model.activation is {}", given.activation),
+      "set model.activation=swiglu, geglu or quick_geglu");
+  book.rule("model.moe", "model.moe.shared_ffn", model.shared_ffn == 0 || !model.bias,
+            "the block that all tokens go through has no biases, and model.bias is true",
+            "set model.bias=false (model.qkv_bias may stay true) or model.moe.shared_ffn=0");
   book.rule("model.moe", "model.parallel_residual", !model.parallel_residual,
             "model.parallel_residual reads a layer's input twice, and mixtures of experts stand "
             "behind attention",

@@ -74,11 +74,15 @@ class TableBuilder {
 
   // A linear of which every TP rank has all, and the gradient that its own part of what follows
   // gives: scores of the experts or of the block of all, latents.
-  void add_whole_linear(int layer, const std::string& slot, const std::string& name, int64_t out) {
+  void add_whole_linear(int layer, const std::string& slot, const std::string& name, int64_t out,
+                        bool bias = false) {
     ParamRow& row = add(layer, slot + ".weight", name + ".weight", {out, shape_.hidden}, -1,
                         InitKind::normal, shape_.init_std);
     row.out_in = true;
     row.grad_sum_over = {Axis::tp, Axis::cp, Axis::ep, Axis::dp};
+    if (!bias) return;
+    add(layer, slot + ".bias", name + ".bias", {out}, -1, InitKind::zeros).grad_sum_over = {
+        Axis::tp, Axis::cp, Axis::ep, Axis::dp};
   }
   // Of latents, which are made on every rank.
   void add_latent_norm(int layer, const std::string& slot, const std::string& name, int64_t rank) {
@@ -124,7 +128,8 @@ class TableBuilder {
     for (size_t i = first; i < rows_.size(); ++i) {
       rows_[i].expert = expert;
       rows_[i].replicated_over = without_ep(rows_[i].replicated_over);
-      rows_[i].grad_sum_over = without_ep(rows_[i].grad_sum_over);
+      // Whatever is sequence-parallel, every TP rank has all tokens of an expert.
+      rows_[i].grad_sum_over = {Axis::cp, Axis::dp};
     }
   }
   std::vector<ParamRow> take() { return std::move(rows_); }
@@ -200,7 +205,9 @@ void add_experts(TableBuilder& table, const ModelShape& shape, int layer,
   const std::string base = layer_base + (mixtral ? "block_sparse_moe." : "mlp.");
   const GatedNames qwen = {"gate_proj", "up_proj", "down_proj"};
   const GatedNames names = mixtral ? GatedNames{"w1", "w3", "w2"} : qwen;
-  table.add_whole_linear(layer, "mlp.router", base + "gate", shape.experts);
+  // gpt-oss's, the one public mixture with biases.
+  table.add_whole_linear(layer, "mlp.router", base + (shape.bias ? "router" : "gate"),
+                         shape.experts, shape.bias);
   if (shape.expert_bias) {
     table
         .add(layer, "mlp.expert_bias", base + "gate.e_score_correction_bias", {shape.experts}, -1,
@@ -224,9 +231,9 @@ void add_experts(TableBuilder& table, const ModelShape& shape, int layer,
     const size_t first = table.size();
     table.add_linear(layer, expert_slot(e, "up"), h,
                      {{expert + names.gate, shape.ffn}, {expert + names.up, shape.ffn}},
-                     Split::column, shape.init_std, false);
+                     Split::column, shape.init_std, shape.bias);
     table.add_linear(layer, expert_slot(e, "down"), shape.ffn, {{expert + names.down, h}},
-                     Split::row, residual_std, false);
+                     Split::row, residual_std, shape.bias);
     table.belongs_to_expert(first, static_cast<int>(e));
   }
 }
@@ -252,6 +259,9 @@ void add_llama(TableBuilder& table, const ModelShape& shape, double residual_std
                         {attention + "k_proj", shape.key_width(), shape.kv_heads},
                         {attention + "v_proj", shape.value_width(), shape.kv_heads}},
                        Split::column, std, shape.qkv_bias);
+    }
+    if (shape.attention_sinks) {
+      table.add(layer, "attn.sinks", attention + "sinks", {shape.heads}, 0, InitKind::normal, std);
     }
     if (shape.qk_norm) {
       table.add_head_norm(layer, "attn.q_norm", attention + "q_norm", shape.heads);

@@ -28,6 +28,7 @@ LayerTensors layer_tensors(const ModelShape& model, const LayoutChoice& layout) 
   const bool in_norms = model.bias || model.family() == Family::llama;  // shard_table.cpp
   const double norm_bias = model.norm == NormType::layernorm && in_norms ? h : 0;
   const double head_norm = model.qk_norm ? static_cast<double>(model.head_dim) : 0;
+  const double sinks = model.attention_sinks ? static_cast<double>(model.heads) / tp : 0;
   const bool whole = model.qk_norm_whole;
   const double before = model.norms_inputs() ? 1 : 0, behind = model.norms_outputs() ? 1 : 0;
   LayerTensors tensors;
@@ -40,17 +41,19 @@ LayerTensors layer_tensors(const ModelShape& model, const LayoutChoice& layout) 
     const auto kv_rank = static_cast<double>(model.latent.kv_rank);
     const double pairs = static_cast<double>(model.heads * model.latent_pair()) / tp;
     add({h * q_rank, q_rank, (q_rank > 0 ? q_rank : h) * q,
-         h * static_cast<double>(model.latent_width()), kv_rank, kv_rank * pairs});
+         h * static_cast<double>(model.latent_width()), kv_rank, kv_rank * pairs, sinks});
   } else {
-    add({h * (q + 2 * kv), qkv_bias * (q + 2 * kv), whole ? q : head_norm, whole ? kv : head_norm});
+    add({h * (q + 2 * kv), qkv_bias * (q + 2 * kv), sinks, whole ? q : head_norm,
+         whole ? kv : head_norm});
   }
   add({context * h, bias * h, behind * h, behind * norm_bias, before * h, before * norm_bias});
   std::vector<double> mlp = {parts * h * ffn, bias * parts * ffn, h * ffn, bias * h};
   if (model.experts == 0) {
     tensors.dense.insert(tensors.dense.end(), mlp.begin(), mlp.end());
   } else {
-    for (const double of_all : {h * static_cast<double>(model.experts), parts * h * shared,
-                                h * shared, model.shared_gate ? h : 0}) {
+    const auto experts = static_cast<double>(model.experts);
+    for (const double of_all :
+         {h * experts, bias * experts, parts * h * shared, h * shared, model.shared_gate ? h : 0}) {
       tensors.dense.push_back(of_all);
     }
     tensors.expert = std::move(mlp);

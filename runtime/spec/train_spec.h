@@ -27,13 +27,16 @@ struct TrainSpec {
     std::string dir = "runs";  // runs live in dir/name/<id>/
   } run;
   struct Model {
-    int64_t layers = 0;               // required
-    int64_t hidden = 0;               // required
-    int64_t heads = 0;                // required
-    int64_t kv_heads = 0;             // 0 = heads
-    int64_t head_dim = 0;             // 0 = hidden / heads
-    int64_t ffn = 0;                  // 0 = 4 * hidden; with a gate 8/3 * hidden, up to 64s
-    std::string activation = "gelu";  // gelu (tanh form, as GPT-2) | gelu_exact | swiglu | geglu
+    int64_t layers = 0;    // required
+    int64_t hidden = 0;    // required
+    int64_t heads = 0;     // required
+    int64_t kv_heads = 0;  // 0 = heads
+    int64_t head_dim = 0;  // 0 = hidden / heads
+    int64_t ffn = 0;       // 0 = 4 * hidden; with a gate 8/3 * hidden, up to 64s
+    // gelu (tanh form, as GPT-2) | gelu_exact | swiglu | geglu | quick_geglu
+    std::string activation = "gelu";
+    double glu_offset = 0;  // of what a gate multiplies
+    double glu_clamp = 0;   // of a gate from above, and of what it multiplies; 0 = none
     struct Norm {
       std::string type = "layernorm";  // layernorm | rmsnorm
       double eps = 1e-5;
@@ -68,6 +71,7 @@ struct TrainSpec {
     double attention_scale = 0;     // of scores; 0 = 1 / sqrt(head_dim)
     double attention_cap = 0;       // cap tanh(x / cap) of scores; 0 = none
     double logit_cap = 0;           // the same of logits
+    bool attention_sinks = false;   // of every head a learned score of no key
     bool qk_norm = false;           // RMS norm of every query and key head
     bool qk_norm_whole = false;     // or of all of a token's queries, and all its keys, at once
     // Latent attention (model.latent.*): keys and values are made of few elements of a token.

@@ -181,6 +181,9 @@ class TimedDevice final : public Device {
   void combine_rows(const CombineRows& args) override {
     timed("experts", moves({args.from, args.to}), [&] { device_->combine_rows(args); });
   }
+  void add_row_products(const AddRowProducts& args) override {
+    timed("experts", moves({args.rows}), [&] { device_->add_row_products(args); });
+  }
   void rope(const Rope& args) override {
     timed("rope", work_of(args), [&] { device_->rope(args); });
   }
@@ -195,6 +198,10 @@ class TimedDevice final : public Device {
   }
   void attention_backward(const AttentionBackward& args) override {
     timed("attention backward", work_of(args), [&] { device_->attention_backward(args); });
+  }
+  void attention_sinks_backward(const AttentionSinksBackward& args) override {
+    timed("attention backward", moves({args.out, args.dout}),
+          [&] { device_->attention_sinks_backward(args); });
   }
   void embedding_forward(Tensor tokens, Tensor table, int64_t first, Tensor out) override {
     timed("embedding", moves({tokens, out, out}),

@@ -118,7 +118,8 @@ TEST_CASE("what nvcc has made of the GPU engine trains as the CPU") {
 }
 
 TEST_CASE(
-    "blocks side by side with exact GELU, Gemma's and OLMo 2's on GPUs are those of the CPU") {
+    "blocks side by side with exact GELU, Gemma's, OLMo 2's and gpt-oss's on GPUs are those of the "
+    "CPU") {
   std::vector<std::string> model = {"model.position.type=rope", "train.micro_batch=2"};
   const auto trained = [&](int ranks, const Env& env, std::vector<std::string> settings) {
     settings.insert(settings.end(), model.begin(), model.end());
@@ -142,11 +143,30 @@ TEST_CASE(
                  {"model.activation=swiglu", "model.norm.type=rmsnorm", "model.norm.place=output",
                   "model.qk_norm=true", "model.qk_norm_whole=true", "model.bias=false"});
   }
+  SUBCASE("gpt-oss") {
+    model.insert(model.end(),
+                 {"model.activation=quick_geglu", "model.glu_offset=1", "model.glu_clamp=0.1",
+                  "model.attention_sinks=true", "model.sliding_window=9", "model.norm.type=rmsnorm",
+                  "model.full_attention.every=2", "model.moe.experts=4"});
+  }
   const std::vector<double> cpu = trained(1, {{"MTL_DEVICE", "cpu"}}, {});
   CHECK(cpu.size() == 6);
   CHECK(distance(trained(1, on_gpus(1), {}), cpu) < 1e-5);
   CHECK(distance(trained(2, on_gpus(2), {"parallel.tp=2", "parallel.sp=false"}), cpu) < 1e-5);
   CHECK(distance(trained(2, on_gpus(2), {"parallel.tp=2"}), cpu) < 1e-5);
+}
+
+TEST_CASE("cuDNN is not asked for attention with sinks, and the start says so") {
+  Shell shell;
+  write_recipe(shell, 1);
+  const Outcome outcome = launch_on(shell, 1, on_gpus(1, {{"MTL_ATTENTION", "auto"}}),
+                                    {"precision.dtype=bf16", "model.head_dim=64",
+                                     "model.position.type=rope", "model.attention_sinks=true"});
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK(has(outcome.err,
+            "attention by our kernel: this kind is not for cuDNN; ours multiplies with "
+            "wgmma"));
 }
 
 TEST_CASE("ranks on GPUs of their own train as one") {

@@ -73,11 +73,11 @@ set(long "matmul: results*,matmul: bias*,matmul: every*,fp8: products*,fp8: an o
 list(JOIN long "," long)
 ptx_ops("ops" "*" "attention:*,${long}")
 ptx_ops("attention of Hopper"
-  "attention: stages*,attention: tensor cores at*,attention: tensor cores and heads beyond*" ""
+  "attention: stages*,attention: tensor cores at*,attention: tensor cores and heads*,*sinks*" ""
   MTL_ATTENTION=own MTL_PTX_WATCH=races)
 ptx_ops("attention of Hopper, backward in two" "attention: stages*" "" MTL_ATTENTION=split)
-ptx_ops("attention and norms of Ampere" "attention: tensor cores at*,*norm forward*,*norm_forward*"
-  "" MTL_HOST_CUDA_CAPABILITY=80)
+ptx_ops("attention and norms of Ampere"
+  "attention: tensor cores at*,*sinks*,*norm forward*,*norm_forward*" "" MTL_HOST_CUDA_CAPABILITY=80)
 
 # By NCCL's name, in a folder of its own for LD_LIBRARY_PATH.
 add_library(mtl_host_nccl MODULE host_cuda/nccl.cpp)

@@ -113,13 +113,15 @@ def parameters(model):
             yield from matrix(p + "self_attn.k_proj", kv, h)
             yield from matrix(p + "self_attn.v_proj", kv, h)
             yield from matrix(p + "self_attn.o_proj", h, q)
+        if model.get("attention_sinks"):
+            yield p + "self_attn.sinks", (model["heads"],)
         if model["qk_norm"]:
             whole = model.get("qk_norm_whole", False)
             yield p + "self_attn.q_norm.weight", (q if whole else d,)
             yield p + "self_attn.k_norm.weight", (kv if whole else d,)
         yield from norm(p, behind)
         yield from norm(p, before_mlp)
-        if model["activation"] in ("swiglu", "geglu"):
+        if model["activation"] in ("swiglu", "geglu", "quick_geglu"):
             yield from matrix(p + "mlp.gate_proj", f, h)
         yield from matrix(p + "mlp.up_proj", f, h)
         yield from matrix(p + "mlp.down_proj", h, f)

@@ -16,10 +16,13 @@ README.md beside this file defines every number exactly.
                                    moves with its tokens (`expert_bias`: the last ones), groups of
                                    experts, weights times a constant; a dense layer before the
                                    mixtures, a shared block, norms of queries and keys, both losses
+  mixture_sinks.json               gpt-oss: sinks of attention, windows in every second layer, gates
+                                   and what they multiply within bounds that both are beyond at
+                                   times, biases everywhere; both losses
 
-The logits are checked against transformers' MixtralForCausalLM, Qwen2MoeForCausalLM and
-Dots1ForCausalLM where these are installed. Their load-balancing loss is another one than ours (over all layers and the whole batch
-at once), so it is not compared.
+The logits are checked against transformers' MixtralForCausalLM, Qwen2MoeForCausalLM,
+Dots1ForCausalLM and GptOssForCausalLM where these are installed. Their load-balancing loss is
+another one than ours (over all layers and the whole batch at once), so it is not compared.
 """
 import torch
 import torch.nn.functional as F
@@ -38,12 +41,17 @@ BALANCED = {**MIXTRAL, "qk_norm": True, "ffn": 80,
             "moe": {"experts": 12, "topk": 4, "aux_loss": 0.1, "z_loss": 0.05, "score": "sigmoid",
                     "ffn": 16, "dense_layers": [0], "scale": 2.5, "groups": 3, "group_topk": 2,
                     "shared_ffn": 32, "expert_bias": True, "bias_rate": 0.01}}
+SINKS = {**MIXTRAL, "bias": True, "activation": "quick_geglu", "glu_offset": 1.0, "glu_clamp": 0.6,
+         "attention_sinks": True, "sliding_window": 13,
+         "full_attention": {"every": 2, "layers": []},
+         "moe": {"experts": 6, "topk": 3, "aux_loss": 0.1, "z_loss": 0.05}}
 
 
 def names_of(model):
     """The experts' part of a layer's names, and those of an expert's gate, up and down."""
     moe = model["moe"]
-    mixtral = not (model["qk_norm"] or model.get("qkv_bias") or moe.get("shared_ffn"))
+    mixtral = not (model["qk_norm"] or model.get("qkv_bias") or moe.get("shared_ffn") or
+                   model["bias"])
     if mixtral and moe.get("score", "softmax") == "softmax" and moe.get("normalize", True):
         return "block_sparse_moe.", ("w1", "w3", "w2")
     return "mlp.", ("gate_proj", "up_proj", "down_proj")
@@ -52,6 +60,10 @@ def names_of(model):
 def mixtures(model):
     dense = model["moe"].get("dense_layers", [])
     return [n for n in range(model["layers"]) if n not in dense]
+
+
+def router_name(model):
+    return "router" if model["bias"] else "gate"
 
 
 def shared_name(model):
@@ -68,11 +80,18 @@ def parameters(model):
             part, (gate, up, down) = names_of(model)
             p = name.replace("mlp.gate_proj.weight", part)
             moe = model["moe"]
-            yield p + "gate.weight", (moe["experts"], h)
+            router = p + router_name(model)
+            yield router + ".weight", (moe["experts"], h)
             for e in range(moe["experts"]):
                 yield p + f"experts.{e}.{gate}.weight", (f, h)
                 yield p + f"experts.{e}.{up}.weight", (f, h)
                 yield p + f"experts.{e}.{down}.weight", (h, f)
+            if model["bias"]:
+                yield router + ".bias", (moe["experts"],)
+                for e in range(moe["experts"]):
+                    yield p + f"experts.{e}.{gate}.bias", (f,)
+                    yield p + f"experts.{e}.{up}.bias", (f,)
+                    yield p + f"experts.{e}.{down}.bias", (h,)
             shared = moe.get("shared_ffn", 0)
             if shared:
                 yield p + shared_name(model) + "gate_proj.weight", (shared, h)
@@ -119,9 +138,19 @@ class Balance:
             self.counts[name] = 0
 
 
-def gated(number, a, w, names):
-    gate, up, down = (w[name + ".weight"].t() for name in names)
-    return linear(number, F.silu(linear(number, a, gate)) * linear(number, a, up), down)
+def gated(model, number, a, w, names):
+    def project(a, name):
+        return linear(number, a, w[name + ".weight"].t(), w.get(name + ".bias"))
+
+    gate, up, down = names
+    gate, up = project(a, gate), project(a, up)
+    if model["activation"] == "quick_geglu":
+        clamp = model["glu_clamp"]
+        gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
+        gate = gate * torch.sigmoid(1.702 * gate)
+    else:
+        gate = F.silu(gate)
+    return project(gate * (up + model.get("glu_offset", 0)), down)
 
 
 def feed_forward(model, w, p, a, number, losses, balance):
@@ -131,7 +160,10 @@ def feed_forward(model, w, p, a, number, losses, balance):
     b, t, h = a.shape
     experts, k = moe["experts"], moe["topk"]
     part, names = names_of(model)
-    logits = a @ w[p + part + "gate.weight"].t()
+    router = p + part + router_name(model)
+    logits = a @ w[router + ".weight"].t()
+    if model["bias"]:
+        logits = logits + w[router + ".bias"]
     sigmoid = moe.get("score", "softmax") == "sigmoid"
     scores = torch.sigmoid(logits) if sigmoid else torch.softmax(logits, dim=-1)
     probabilities = scores / scores.sum(-1, keepdim=True)
@@ -145,10 +177,10 @@ def feed_forward(model, w, p, a, number, losses, balance):
     for e in range(experts):
         q = p + part + f"experts.{e}."
         weight = (weights * taken[..., e]).sum(-1, keepdim=True)
-        out = out + weight * gated(number, a, w, [q + name for name in names])
+        out = out + weight * gated(model, number, a, w, [q + name for name in names])
     if moe.get("shared_ffn"):
         q = p + part + shared_name(model)
-        shared = gated(number, a, w, [q + name for name in names])
+        shared = gated(model, number, a, w, [q + name for name in names])
         if moe.get("shared_gate"):
             shared = torch.sigmoid(a @ w[p + part + "shared_expert_gate.weight"].t()) * shared
         out = out + shared
@@ -178,10 +210,13 @@ def forward_logits(model, w, x, number, losses, balance):
     b, t = x.shape
     dtype = w["lm_head.weight"].dtype
     places = torch.arange(t, dtype=torch.float64)
-    angles = torch.outer(places, torch.tensor(llama.frequencies(model), dtype=torch.float64))
+    angles = torch.outer(places, torch.tensor(llama.frequencies(model, 0), dtype=torch.float64))
     angles = torch.cat((angles, angles), dim=-1)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    mask = torch.full((t, t), -torch.inf, dtype=dtype).triu(1)
+    windowed = mask = torch.full((t, t), -torch.inf, dtype=dtype).triu(1)
+    if "sliding_window" in model:
+        past = places[None, :] <= places[:, None] - model["sliding_window"]
+        windowed = mask.masked_fill(past, -torch.inf)
 
     def heads_of(a, p, count):
         a = linear(number, a, w[p + "_proj.weight"].t(), w.get(p + "_proj.bias"))
@@ -198,15 +233,43 @@ def forward_logits(model, w, x, number, losses, balance):
         a = llama.rms(s, w[p + "input_layernorm.weight"], eps)
         q, k, v = (heads_of(a, p + f"self_attn.{which}", count)
                    for which, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)))
-        score = torch.softmax(q @ k.transpose(2, 3) / d**0.5 + mask, dim=-1)
+        score = q @ k.transpose(2, 3) / d**0.5 + (windowed if llama.has_window(model, n) else mask)
+        if model.get("attention_sinks"):
+            sinks = w[p + "self_attn.sinks"].view(1, heads, 1, 1).expand(b, heads, t, 1)
+            score = torch.softmax(torch.cat((score, sinks), dim=-1), dim=-1)[..., :-1]
+        else:
+            score = torch.softmax(score, dim=-1)
         a = (score @ v).transpose(1, 2).reshape(b, t, heads * d)
-        s = s + linear(number, a, w[p + "self_attn.o_proj.weight"].t())
+        s = s + linear(number, a, w[p + "self_attn.o_proj.weight"].t(),
+                       w.get(p + "self_attn.o_proj.bias"))
         a = llama.rms(s, w[p + "post_attention_layernorm.weight"], eps)
         if n in mixtures(model):
             s = s + feed_forward(model, w, p, a, number, losses, balance)
         else:
-            s = s + gated(number, a, w, [p + f"mlp.{x}_proj" for x in ("gate", "up", "down")])
+            s = s + gated(model, number, a, w, [p + f"mlp.{x}_proj" for x in ("gate", "up", "down")])
     return linear(number, llama.rms(s, w["model.norm.weight"], eps), w["lm_head.weight"].t())
+
+
+def together(model, w):
+    """The experts' parameters as transformers has gpt-oss's: of all experts in one, [in, out], with
+    the columns of gate and up in turns."""
+    w = dict(w)
+    experts = range(model["moe"]["experts"])
+
+    def all_of(base, name):
+        return torch.stack([w.pop(base + f"{e}.{name}") for e in experts])
+
+    def in_turns(gate, up):
+        return torch.stack((gate, up), dim=-1).flatten(-2)
+
+    for n in mixtures(model):
+        p = f"model.layers.{n}.mlp.experts."
+        weights = {x: all_of(p, f"{x}_proj.weight").transpose(1, 2) for x in ("gate", "up", "down")}
+        biases = {x: all_of(p, f"{x}_proj.bias") for x in ("gate", "up", "down")}
+        w[p + "gate_up_proj"] = in_turns(weights["gate"], weights["up"])
+        w[p + "gate_up_proj_bias"] = in_turns(biases["gate"], biases["up"])
+        w[p + "down_proj"], w[p + "down_proj_bias"] = weights["down"], biases["down"]
+    return w
 
 
 def check_against_transformers(model):
@@ -222,7 +285,16 @@ def check_against_transformers(model):
         max_position_embeddings=SEQ, rms_norm_eps=model["norm"]["eps"],
         rope_theta=model["position"]["base"], num_experts_per_tok=moe["topk"],
         tie_word_embeddings=False, attn_implementation="eager")
-    if moe.get("groups"):
+    if model.get("attention_sinks"):
+        theirs = transformers.GptOssForCausalLM(transformers.GptOssConfig(
+            intermediate_size=model["ffn"], num_local_experts=moe["experts"],
+            head_dim=model["head_dim"], sliding_window=model["sliding_window"],
+            layer_types=["sliding_attention" if llama.has_window(model, n) else "full_attention"
+                         for n in range(model["layers"])],
+            **{**shape, "rope_scaling": {"rope_type": "default"}})).eval()
+        for layer in theirs.model.layers:
+            layer.mlp.experts.limit = model["glu_clamp"]
+    elif moe.get("groups"):
         theirs = transformers.Dots1ForCausalLM(transformers.Dots1Config(
             intermediate_size=model["ffn"], moe_intermediate_size=moe["ffn"],
             n_routed_experts=moe["experts"], n_shared_experts=moe["shared_ffn"] // moe["ffn"],
@@ -240,7 +312,8 @@ def check_against_transformers(model):
             intermediate_size=model["ffn"], num_local_experts=moe["experts"], **shape)).eval()
     w = {name: torch.from_numpy(initial(name, shape)) for name, shape in parameters(model)}
     w.update({name: bias.float() for name, bias in Balance(model).bias.items()})
-    theirs.load_state_dict(w, strict=True)  # exactly their names
+    # Exactly their names.
+    theirs.load_state_dict(together(model, w) if model["bias"] else w, strict=True)
     x = torch.from_numpy(windows(0))[:, :-1]
     with torch.no_grad():
         ours = forward_logits(model, w, x, Plain, [], Balance(model))
@@ -252,7 +325,7 @@ def check_against_transformers(model):
 def main():
     out = output_folder(__doc__)
     torch.set_num_threads(1)
-    for model in (MIXTRAL, GATED, BALANCED):
+    for model in (MIXTRAL, GATED, BALANCED, SINKS):
         check_against_transformers(model)
     result, gradients = compare(parameters(MIXTRAL), Forward(MIXTRAL), MIXTRAL, steps=10)
     write_json(out / "mixtral_small.json", result)
@@ -263,6 +336,8 @@ def main():
     write_json(out / "mixtral_aux.json", result)
     result, _ = compare(parameters(GATED), Forward(GATED), GATED, steps=10)
     write_json(out / "mixture_gated.json", result)
+    result, _ = compare(parameters(SINKS), Forward(SINKS), SINKS, steps=10)
+    write_json(out / "mixture_sinks.json", result)
     forward = Forward(BALANCED)
     result, _ = compare(parameters(BALANCED), forward, BALANCED, steps=10)
     result["expert_bias"] = {name: bias.tolist() for name, bias in forward.bias.items()}

@@ -153,6 +153,9 @@ class FakeDevice final : public Device, private Recorder {
   void combine_rows(const CombineRows& args) override {
     later([=, this] { cpu_->combine_rows(args); });
   }
+  void add_row_products(const AddRowProducts& args) override {
+    later([=, this] { cpu_->add_row_products(args); });
+  }
   void rope(const Rope& args) override {
     later([=, this] { cpu_->rope(args); });
   }
@@ -167,6 +170,9 @@ class FakeDevice final : public Device, private Recorder {
   }
   void attention_backward(const AttentionBackward& args) override {
     later([=, this] { cpu_->attention_backward(args); });
+  }
+  void attention_sinks_backward(const AttentionSinksBackward& args) override {
+    later([=, this] { cpu_->attention_sinks_backward(args); });
   }
   void embedding_forward(Tensor tokens, Tensor table, int64_t first, Tensor out) override {
     later([=, this] { cpu_->embedding_forward(tokens, table, first, out); });

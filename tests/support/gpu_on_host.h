@@ -234,6 +234,9 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
 inline int __popc(unsigned x) {
   return std::popcount(x);
 }
+inline float __fadd_rn(float a, float b) {
+  return a + b;
+}
 inline unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>(uint64_t{a} * b >> 32);
 }

@@ -212,6 +212,9 @@ class GuardedDevice final : public Device {
   void combine_rows(const CombineRows& c) override {
     op({c.from, c.rows, c.weights, c.to}, [&] { cpu_.combine_rows(c); });
   }
+  void add_row_products(const AddRowProducts& a) override {
+    op({a.rows, a.vector, a.index, a.sums}, [&] { cpu_.add_row_products(a); });
+  }
   void rope(const Rope& r) override {
     op({r.qkv, r.table, r.positions}, [&] { cpu_.rope(r); });
   }
@@ -223,12 +226,15 @@ class GuardedDevice final : public Device {
     op({c.from, c.to}, [&] { cpu_.copy_columns(c); });
   }
   void attention_forward(const Attention& a) override {
-    op({a.qkv, a.out, a.lse, a.shape.first_key, a.shape.dropout.pass},
+    op({a.qkv, a.out, a.lse, a.shape.sinks, a.shape.first_key, a.shape.dropout.pass},
        [&] { cpu_.attention_forward(a); });
   }
   void attention_backward(const AttentionBackward& a) override {
     op({a.qkv, a.out, a.lse, a.dout, a.dqkv, a.shape.first_key, a.shape.dropout.pass},
        [&] { cpu_.attention_backward(a); });
+  }
+  void attention_sinks_backward(const AttentionSinksBackward& a) override {
+    op({a.out, a.dout, a.lse, a.shape.sinks, a.dsinks}, [&] { cpu_.attention_sinks_backward(a); });
   }
   void embedding_forward(Tensor tokens, Tensor table, int64_t first, Tensor out) override {
     op({tokens, table, out}, [&] { cpu_.embedding_forward(tokens, table, first, out); });

@@ -59,6 +59,9 @@ void read_model(const nlohmann::json& json, TrainSpec::Model& model) {
   model.attention_scale = json.value("attention_scale", 0.0);
   model.attention_cap = json.value("attention_cap", 0.0);
   model.logit_cap = json.value("logit_cap", 0.0);
+  model.attention_sinks = json.value("attention_sinks", false);
+  model.glu_offset = json.value("glu_offset", 0.0);
+  model.glu_clamp = json.value("glu_clamp", 0.0);
   json.at("norm").at("type").get_to(model.norm.type);
   json.at("norm").at("eps").get_to(model.norm.eps);
   model.norm.place = json.value("norm_place", "input");

@@ -11,6 +11,7 @@ const Choice kModel[] = {
     {"model.norm.eps", 0.1, {"1e-6", "0.001"}},
     {"model.attention_scale", 0.1, {"0.1", "1"}},
     {"model.logit_cap", 0.1, {"2", "15"}},
+    {"model.attention_sinks", 0.15, {"true"}},
     {"model.sliding_window", 0.25, {"1", "3", "5", "8", "13"}},
     {"model.tie_embeddings", 0.5, {"false"}},
     {"model.vocab_pad_to", 0.4, {"1", "2", "3", "64"}},
@@ -133,7 +134,9 @@ void draw_model(Draw& draw, Settings& s) {
   if (draw.chance(0.6)) s.set("model.ffn", draw.pick({12, 24, 48, 48, 60, 96}));
   const bool swiglu = experts || (any ? draw.chance(0.5) : !gpt2);
   if (swiglu) {
-    s.set("model.activation", !experts && draw.chance(0.3) ? "geglu" : "swiglu");
+    s.set("model.activation", draw.pick({"swiglu", "swiglu", "geglu", "quick_geglu"}));
+    if (draw.chance(0.2)) s.set("model.glu_offset", "1");
+    if (draw.chance(0.2)) s.set("model.glu_clamp", draw.pick({"0.3", "7"}));
   } else if (draw.chance(neox ? 0.7 : 0.2)) {
     s.set("model.activation", "gelu_exact");
   }
@@ -146,7 +149,7 @@ void draw_model(Draw& draw, Settings& s) {
                  : neox ? "rope"
                  : gpt2 ? "learned"
                         : "rope");
-  if (experts || (any ? draw.chance(0.5) : !gpt2)) s.set("model.bias", "false");
+  if (experts ? draw.chance(0.7) : any ? draw.chance(0.5) : !gpt2) s.set("model.bias", "false");
   if (family == "qwen" || (any && draw.chance(0.3))) s.set("model.qkv_bias", "true");
   if (draw.chance(latents ? 0 : gpt2 ? 0.05 : 0.35)) {
     s.set("model.qk_norm", "true");

@@ -32,12 +32,15 @@ std::vector<float> slopes_of(const AttentionShape& s) {
   return slopes;
 }
 
+AttentionType type_of(const Tensor& x) {
+  if (x.dtype == DType::f32) return AttentionType::f32;
+  return x.dtype == DType::bf16 ? AttentionType::bf16 : AttentionType::f16;
+}
+
 // The part of a task that (b, head, kv_head) does not change.
 AttentionTask common_task(const AttentionShape& s, const Tensor& qkv, const Tensor& out, Isa isa) {
   AttentionTask task;
-  task.type = qkv.dtype == DType::f32    ? AttentionType::f32
-              : qkv.dtype == DType::bf16 ? AttentionType::bf16
-                                         : AttentionType::f16;
+  task.type = type_of(qkv);
   task.tiles = task.type == AttentionType::bf16 && isa == Isa::avx512 && has_amx_bf16();
   task.qkv_stride = qkv.cols();
   task.out_stride = out.cols();
@@ -62,15 +65,22 @@ int64_t value_column(const AttentionShape& s, int64_t kv_head) {
   return (s.heads + s.kv_heads) * s.head_dim + kv_head * s.values();
 }
 
+// What all passes have of (b, first query head h).
+void place_results(AttentionTask& task, const AttentionShape& s, const Tensor& out,
+                   const Tensor& lse, int64_t b, int64_t h) {
+  task.out = out.at(b * s.seq, h * s.values());
+  task.lse = lse.as<float>() + (b * s.heads + h) * s.seq;
+  if (s.sinks) task.sink = s.sinks.at(0, h);
+}
+
 // Fills in (b, first query head h, KV head).
 void place(AttentionTask& task, const AttentionShape& s, const Tensor& qkv, const Tensor& out,
            const Tensor& lse, const std::vector<float>& slopes, int64_t b, int64_t h) {
   const int64_t row = b * s.seq, kv = h / (s.heads / s.kv_heads);
+  place_results(task, s, out, lse, b, h);
   task.q = qkv.at(row, h * s.head_dim);
   task.k = qkv.at(row, (s.heads + kv) * s.head_dim);
   task.v = qkv.at(row, value_column(s, kv));
-  task.out = out.at(row, h * s.values());
-  task.lse = lse.as<float>() + (b * s.heads + h) * s.seq;
   task.first_element += static_cast<uint64_t>(b * s.total_heads + s.first_head + h) *
                         static_cast<uint64_t>(s.seq) * static_cast<uint64_t>(s.seq);
   if (s.alibi) task.slopes = slopes.data() + h;
@@ -134,6 +144,32 @@ void CpuAttention::backward(const AttentionBackward& args) {
     task.dv = args.dqkv.at(row, value_column(s, kv));
     task.workspace = memory + bytes * static_cast<size_t>(omp_get_thread_num());
     kernels.backward(task);
+  }
+}
+
+void CpuAttention::sinks_backward(const AttentionSinksBackward& args) {
+  const AttentionShape& s = args.shape;
+  check_attention(args);
+  const AttentionKernels& kernels = kernels_for(isa_);
+  AttentionTask common;
+  common.type = type_of(args.out);
+  common.out_stride = args.out.cols();
+  common.seq = s.seq;
+  common.value_dim = s.values();
+  std::vector<float> sums(static_cast<size_t>(s.batch * s.heads));
+#pragma omp parallel for schedule(static) num_threads(omp_get_max_threads())
+  for (int64_t i = 0; i < s.batch * s.heads; ++i) {
+    const int64_t b = i / s.heads, h = i % s.heads;
+    AttentionTask task = common;
+    place_results(task, s, args.out, args.lse, b, h);
+    task.dout = args.dout.at(b * s.seq, h * s.values());
+    sums[static_cast<size_t>(i)] = kernels.sink_gradient(task);
+  }
+  auto* dsinks = args.dsinks.as<float>();
+  for (int64_t h = 0; h < s.heads; ++h) {
+    float sum = args.accumulate ? dsinks[h] : 0;
+    for (int64_t b = 0; b < s.batch; ++b) sum += sums[static_cast<size_t>(b * s.heads + h)];
+    dsinks[h] = sum;
   }
 }
 

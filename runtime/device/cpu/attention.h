@@ -13,9 +13,10 @@ class CpuAttention {
  public:
   explicit CpuAttention(Isa isa = cpu_isa());  // of this machine, at most
 
-  // Both throw mtl::Error (device.attention) when shapes or types do not fit.
+  // All throw mtl::Error (device.attention) when shapes or types do not fit.
   void forward(const Attention& args);
   void backward(const AttentionBackward& args);
+  void sinks_backward(const AttentionSinksBackward& args);
 
  private:
   Isa isa_;

@@ -1,9 +1,24 @@
-// The activations of an MLP that stand alone: GELU (to compute it again), its exact form, SwiGLU.
+// The activations of an MLP that stand alone: GELU (to compute it again), its exact form, SwiGLU
+// and its siblings.
 #include <cassert>
+#include <limits>
 
 #include "runtime/device/cpu/cpu_device.h"
 
 namespace mtl {
+
+namespace {
+
+kernels::UnitTerms terms_of(const GatedUnit& unit) {
+  const bool quick = unit.gate == GateForm::quick_gelu;
+  return {.gelu = unit.gate == GateForm::gelu_tanh,
+          .plain = !quick && unit.offset == 0 && unit.clamp == 0,
+          .steep = quick ? 1.702f : 1.0f,
+          .offset = unit.offset,
+          .bound = unit.clamp > 0 ? unit.clamp : std::numeric_limits<float>::infinity()};
+}
+
+}  // namespace
 
 void CpuDevice::gelu_forward(Tensor x, Tensor y) {
   assert(y.dtype == x.dtype && y.numel() == x.numel() && y.data != x.data);
@@ -35,13 +50,14 @@ void CpuDevice::swiglu_forward(const Swiglu& args) {
   const int64_t rows = y.rows(), width = y.cols();
   assert(y.dtype == x.dtype && x.rows() == rows && x.cols() == 2 * width);
   const int64_t row_bytes = width * bytes_of(x.dtype);
+  const kernels::UnitTerms unit = terms_of(args.unit);
   const auto swiglu = typed(x.dtype).swiglu_forward;
   split_rows(rows, width, [&](int64_t begin, int64_t end) {
     swiglu({.x = x.as<char>() + begin * 2 * row_bytes,
             .y = y.as<char>() + begin * row_bytes,
             .rows = end - begin,
             .width = width,
-            .gelu = args.gelu});
+            .unit = unit});
   });
   raise_amax(args.amax, y);
 }
@@ -53,16 +69,16 @@ void CpuDevice::swiglu_backward(const SwigluBackward& args) {
   assert(dy.dtype == x.dtype && x.rows() == rows && x.cols() == 2 * width);
   assert(dx.dtype == x.dtype && dx.numel() == x.numel() && dx.data != x.data);
   assert(!y || (y.dtype == x.dtype && y.numel() == dy.numel() && y.data != dy.data));
-  assert(!weigh.weights || !args.gelu);
   assert(!weigh.weights || (weigh.index.dtype == DType::i32 && weigh.index.numel() == rows));
   const int64_t row_bytes = width * bytes_of(x.dtype);
+  const kernels::UnitTerms unit = terms_of(args.unit);
   const auto swiglu = typed(x.dtype).swiglu_backward;
   split_rows(rows, width, [&](int64_t begin, int64_t end) {
     swiglu({.x = x.as<char>() + begin * 2 * row_bytes,
             .y = y ? y.as<char>() + begin * row_bytes : nullptr,
             .rows = end - begin,
             .width = width,
-            .gelu = args.gelu,
+            .unit = unit,
             .dy = dy.as<char>() + begin * row_bytes,
             .dx = dx.as<char>() + begin * 2 * row_bytes,
             .index = weigh.weights ? weigh.index.as<const int32_t>() + begin : nullptr,

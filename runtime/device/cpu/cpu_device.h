@@ -83,11 +83,15 @@ class CpuDevice final : public Device {
   void balance_experts(const BalanceExperts& args) override;
   void gather_rows(const GatherRows& args) override;
   void combine_rows(const CombineRows& args) override;
+  void add_row_products(const AddRowProducts& args) override;
   void rope(const Rope& args) override;
   void latent_heads(const LatentHeads& args) override;
   void copy_columns(const CopyColumns& args) override;
   void attention_forward(const Attention& args) override { attention_.forward(args); }
   void attention_backward(const AttentionBackward& args) override { attention_.backward(args); }
+  void attention_sinks_backward(const AttentionSinksBackward& args) override {
+    attention_.sinks_backward(args);
+  }
   void embedding_forward(Tensor tokens, Tensor table, int64_t first, Tensor out) override;
   void embedding_backward(Tensor tokens, Tensor dout, int64_t first, Tensor dtable) override;
   void position_forward(Tensor x, Tensor positions, int64_t seq, Tensor out, Dropout dropout,

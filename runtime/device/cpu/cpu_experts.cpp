@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <stdexcept>
 #include <vector>
 
 #include "runtime/device/cpu/cpu_device.h"
@@ -318,6 +319,23 @@ void CpuDevice::add_shared_backward(const AddSharedBackward& args) {
       const float dgate = dot * open * (1 - open);
       from_f32(&dgate, args.dgate.as<char>() + t * gate_bytes, 1);
       kernels.scale_row(x, open, x, cols);
+    }
+  });
+}
+
+void CpuDevice::add_row_products(const AddRowProducts& args) {
+  const int64_t rows = args.index.numel(), cols = args.vector.numel();
+  assert(args.vector.dtype == args.rows.dtype && args.rows.numel() == rows * cols);
+  assert(args.index.dtype == DType::i32 && args.sums.dtype == DType::f32);
+  const int64_t row_bytes = cols * bytes_of(args.rows.dtype);
+  const auto* index = args.index.as<const int32_t>();
+  auto* sums = args.sums.as<float>();
+  const auto row_product = typed(args.rows.dtype).row_product;
+  split_rows(rows, cols, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      assert(index[i] >= 0 && index[i] < args.sums.numel());
+      sums[index[i]] +=
+          row_product(args.rows.as<const char>() + i * row_bytes, args.vector.data, cols);
     }
   });
 }

@@ -17,6 +17,9 @@ __device__ inline Sigmoid sigmoid(float x) {
   return x < 0 ? Sigmoid{small, large} : Sigmoid{large, small};
 }
 
+// quick_gelu(x) = x sigmoid(1.702 x).
+inline constexpr float kQuickGelu = 1.702f;
+
 // gelu_tanh(x) = x/2 (1 + tanh u) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). Written with
 // explicit fused operations: the compiler has no choice left that could differ between kernels.
 inline constexpr float kGeluLinear = 1.5957691216f;    // 2 sqrt(2/pi)

@@ -45,6 +45,7 @@ struct AttentionWork {
   void* dqkv = nullptr;
   // ALiBi: of the local heads, times log2(e); null without.
   const float* slopes = nullptr;
+  const void* sinks = nullptr;  // forward: of the local heads, in the type of qkv; null without
   // What a query may not see at the other end: null and 0 without.
   const int32_t* first_key = nullptr;  // [batch, seq]
   int window = 0;
@@ -147,6 +148,22 @@ __host__ __device__ inline bool is_limited(const AttentionWork& w) {
 // about 1.
 inline constexpr float kUnseen = -0x1p24f;
 
+// The sink of a head in units of log2; without sinks what a softmax does not count. For when a
+// query has seen its keys: a register for it until then is dearer than the load.
+template <typename T>
+__device__ inline float sink_of(const AttentionWork& w, int head) {
+  return w.sinks != nullptr ? to_float(static_cast<const T*>(w.sinks)[head]) * kLog2e : -INFINITY;
+}
+// With it the largest score and the sum of a query's softmax, in units of log2, become what they
+// are with a sink, whichever is the larger. Returns what the sum was multiplied by.
+__device__ inline float count_sink(float sink, float& top, float& total) {
+  const float new_top = fmaxf(top, sink);
+  const float before = exp2_of(top - new_top);
+  total = fmaf(total, before, exp2_of(sink - new_top));
+  top = new_top;
+  return before;
+}
+
 // --- dropout: four elements to a counter
 
 __device__ inline bool is_kept(const AttentionWork& w, uint64_t element) {
@@ -193,6 +210,7 @@ inline AttentionWork attention_work(const AttentionShape& s, const Tensor& qkv, 
   w.head_dim = static_cast<int>(s.head_dim);
   w.value_dim = static_cast<int>(s.values());
   w.first_query = static_cast<int>(s.first_query);
+  w.sinks = s.sinks.data;
   if (s.first_key) w.first_key = s.first_key.as<const int32_t>();
   w.window = static_cast<int>(std::min(s.window, s.seq));
   w.scale = s.scale;

@@ -66,8 +66,9 @@ std::optional<AttentionForm> form_for_cudnn(const AttentionShape& shape, DType d
   const bool known_head = known(shape.head_dim) && known(shape.values()) &&
                           (shape.head_dim != 192 || shape.values() == 128);
   const bool limited = shape.first_key || (shape.window > 0 && shape.window < shape.seq);
-  if (!sixteen_bits || !known_head || limited || shape.dropout || shape.alibi || shape.cap > 0 ||
-      shape.first_query > 0 || shape.batch <= 0 || shape.seq <= 0 || !(shape.scale > 0)) {
+  if (!sixteen_bits || !known_head || limited || shape.dropout || shape.alibi || shape.sinks ||
+      shape.cap > 0 || shape.first_query > 0 || shape.batch <= 0 || shape.seq <= 0 ||
+      !(shape.scale > 0)) {
     return std::nullopt;
   }
   return AttentionForm{.batch = shape.batch,

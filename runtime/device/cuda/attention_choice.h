@@ -24,8 +24,8 @@ kernel_scratch::Backward backward_of(AttentionMode mode);  // of ours on Hopper
 
 using AttentionForm = cudnn::SdpaForm;
 // The form of a call that cuDNN may compute. Nothing: it stays with our kernel, whatever is wanted:
-// f32, other head sizes than 64, 96, 128, 256 and 192 with values of 128, dropout, ALiBi, a cap, a
-// window, documents, the last queries alone, tensors that are not aligned to 16 bytes.
+// f32, other head sizes than 64, 96, 128, 256 and 192 with values of 128, dropout, ALiBi, sinks, a
+// cap, a window, documents, the last queries alone, tensors that are not aligned to 16 bytes.
 std::optional<AttentionForm> form_for_cudnn(const AttentionShape& shape, DType dtype);
 
 // What a trial of both kernels on the same data has shown. Errors are relative Frobenius distances

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(ForwardTiles<kDim, kValueDim>::kThreads, 2)
   if (warp_query >= w.seq) return;
 
   float factor[kM][2];
-  softmax.finish(w, place, q, factor);
+  softmax.template finish<T>(w, place, q, factor);
   T* const out = static_cast<T*>(w.out) + (place.row + warp_query) * w.out_stride +
                  out_column<kNarrow>(w, place);
   store_rows<T, kValueDim>(o, factor, queries + warp_row * Tiles::kRow, out, w.out_stride,

@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       barriers.values.done_with(end - 1);
 
       float factor[1][2];
-      softmax.finish(w, place, q, factor);
+      softmax.template finish<T>(w, place, q, factor);
       T* const out =
           static_cast<T*>(w.out) + place.row * w.out_stride + out_column<Shape::kWide>(w, place);
       if constexpr (Shape::kWide) {

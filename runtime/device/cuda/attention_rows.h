@@ -109,13 +109,16 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_forward_rows(At
     __syncwarp();  // before the next weights
   }
   total = warp_sum(total);
+  float before = 1;
+  if (w.sinks != nullptr) before = count_sink(sink_of<T>(w, at.head), top, total);
   T* const out =
       static_cast<T*>(w.out) + (place.row + q) * w.out_stride + out_column<true>(w, place);
   // A lane reads the sums that it has written.
   for (int d = lane; d < value_dim; d += static_cast<int>(kWarp)) {
-    out[d] = from_float<T>(sums[d] / total);
+    out[d] = from_float<T>(sums[d] * before / total);
   }
-  if (lane == 0) w.lse[place.of_all * w.seq + q] = top * kLn2 + logf(total);
+  // Not one operation, which nvcc makes of it or not by what stands before.
+  if (lane == 0) w.lse[place.of_all * w.seq + q] = __fadd_rn(top * kLn2, logf(total));
 }
 
 // The statistics of every query, and of the padding behind a head's queries: a team of lanes for

@@ -214,9 +214,11 @@ struct RunningSoftmax {
   }
 
   // Writes the log-sum-exp of a lane's rows, the first of which is query q, and returns what O is
-  // to be multiplied by.
+  // to be multiplied by. T: of qkv.
+  template <typename T>
   __device__ void finish(const AttentionWork& w, const HeadPlace& place, int q,
                          float (&factor)[kM][2]) const {
+    const float sink = sink_of<T>(w, place.head);
     MTL_UNROLL()
     for (int m = 0; m < kM; ++m) {
       MTL_UNROLL()
@@ -224,10 +226,12 @@ struct RunningSoftmax {
         float sum = total[m][half];
         sum += __shfl_xor_sync(kAllLanes, sum, 1);
         sum += __shfl_xor_sync(kAllLanes, sum, 2);
-        factor[m][half] = w.keep_scale / sum;
+        float most = top[m][half], before = 1;
+        if (w.sinks != nullptr) before = count_sink(sink, most, sum);
+        factor[m][half] = w.keep_scale * before / sum;
         const int row = q + 16 * m + 8 * half;
         if (threadIdx.x % 4 == 0 && row < w.seq) {
-          w.lse[place.of_all * w.seq + row] = top[m][half] * kLn2 + logf(sum);
+          w.lse[place.of_all * w.seq + row] = most * kLn2 + logf(sum);
         }
       }
     }

@@ -10,7 +10,8 @@ if(MTL_UNITY)
   # Half of the time of a small one goes into headers, for each architecture. These have no names in
   # common.
   foreach(together "activation;dropout;elementwise;embedding;head_norm;matmul_bias;optimizer"
-      "cross_entropy;expert_rows;latent_heads" "experts;float8;reduction;rope;wide_norm")
+      "attention_sinks;cross_entropy;expert_rows;latent_heads"
+      "experts;float8;reduction;rope;wide_norm")
     set(content)
     foreach(name IN LISTS together)
       list(REMOVE_ITEM MTL_CUDA_KERNELS ${folder}/${name}.cu)

@@ -1,6 +1,8 @@
 // Mixture of experts: the way of the rows to the experts and back, and the block that all tokens go
 // through. Bytes per element of a row, with s the size of the type: gather_rows 2 s, combine_rows
-// (k + 1) s, add_shared 3 s, add_shared_backward 4 s.
+// (k + 1) s, add_row_products s, add_shared 3 s, add_shared_backward 4 s.
+#include <stdexcept>
+
 #include "runtime/device/cuda/expert_scores.h"
 
 namespace mtl::cuda {
@@ -60,6 +62,32 @@ __global__ void __launch_bounds__(kBlock) combine_kernel(Combine<T> a) {
       }
       store(a.to + row * a.width + i, sum);
     }
+  }
+}
+
+template <typename T>
+struct RowProducts {
+  const T *from, *vector;
+  const int32_t* index;
+  float* sums;
+  int64_t rows, width;
+};
+
+// All rows read the same vector, which stays in the caches.
+template <typename T, int N>
+__global__ void __launch_bounds__(kBlock) row_products_kernel(RowProducts<T> a) {
+  const int64_t warps = int64_t{gridDim.x} * kWarps;
+  for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; row < a.rows;
+       row += warps) {
+    const T* from = a.from + row * a.width;
+    float sum = 0;
+    MTL_UNROLL(2)
+    for (int64_t i = threadIdx.x % kWarp * N; i < a.width; i += kWarp * N) {
+      const Floats<N> x = load<N>(from + i), v = load<N>(a.vector + i);
+      for (int k = 0; k < N; ++k) sum = fmaf(x.at[k], v.at[k], sum);
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % kWarp == 0) a.sums[a.index[row]] += sum;
   }
 }
 
@@ -158,6 +186,17 @@ void combine_rows(Queue& queue, const CombineRows& args) {
                                 static_cast<int>(args.rows.cols())};
     launch_rows<T>(queue, {combine.from, combine.to}, combine,
                    [](auto pack) { return combine_kernel<T, decltype(pack)::value>; });
+  });
+}
+
+void add_row_products(Queue& queue, const AddRowProducts& args) {
+  with_type(args.rows.dtype, [&](auto type) {
+    using T = decltype(type);
+    const RowProducts<T> products = {
+        args.rows.as<const T>(), args.vector.as<const T>(), args.index.as<const int32_t>(),
+        args.sums.as<float>(),   args.index.numel(),        args.vector.numel()};
+    launch_rows<T>(queue, {products.from, products.vector}, products,
+                   [](auto pack) { return row_products_kernel<T, decltype(pack)::value>; });
   });
 }
 

@@ -78,6 +78,7 @@ void count_experts(Queue& queue, const CountExperts& args);
 void balance_experts(Queue& queue, const BalanceExperts& args);
 void gather_rows(Queue& queue, const GatherRows& args);
 void combine_rows(Queue& queue, const CombineRows& args);
+void add_row_products(Queue& queue, const AddRowProducts& args);
 // rope.cu
 void rope(Queue& queue, const Rope& args);
 // latent_heads.cu
@@ -85,6 +86,8 @@ void latent_heads(Queue& queue, const LatentHeads& args);
 // attention_forward.cu, attention_backward.cu
 void attention_forward(Queue& queue, const Attention& args);
 void attention_backward(Queue& queue, const AttentionBackward& args);
+// attention_sinks.cu
+void attention_sinks_backward(Queue& queue, const AttentionSinksBackward& args);
 // What the two multiply with, where tensors are aligned: "wgmma", "mma" or "no tensor cores".
 const char* own_attention_kind(const Queue& queue, const AttentionShape& s, DType dtype);
 // embedding.cu

@@ -57,12 +57,18 @@ class OpsDevice : public Device, protected Queue {
   void balance_experts(const BalanceExperts& args) override { cuda::balance_experts(*this, args); }
   void gather_rows(const GatherRows& args) override { cuda::gather_rows(*this, args); }
   void combine_rows(const CombineRows& args) override { cuda::combine_rows(*this, args); }
+  void add_row_products(const AddRowProducts& args) override {
+    cuda::add_row_products(*this, args);
+  }
   void rope(const Rope& args) override { cuda::rope(*this, args); }
   void latent_heads(const LatentHeads& args) override { cuda::latent_heads(*this, args); }
   void copy_columns(const CopyColumns& args) override { cuda::copy_columns(*this, args); }
   void attention_forward(const Attention& args) override { cuda::attention_forward(*this, args); }
   void attention_backward(const AttentionBackward& args) override {
     cuda::attention_backward(*this, args);
+  }
+  void attention_sinks_backward(const AttentionSinksBackward& args) override {
+    cuda::attention_sinks_backward(*this, args);
   }
   void embedding_forward(Tensor tokens, Tensor table, int64_t first, Tensor out) override {
     cuda::embedding_forward(*this, tokens, table, first, out);

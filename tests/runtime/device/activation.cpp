@@ -333,10 +333,16 @@ TEST_CASE("geglu and its gradient against the reference, and backward writes wha
           gradient[static_cast<size_t>(gate)] = dy[i] * x[up] * gelu_tanh_slope(x[gate]);
           gradient[static_cast<size_t>(up)] = dy[i] * gelu_tanh(x[gate]);
         }
-        device.swiglu_forward({.x = x.view, .y = y.view, .gelu = true});
-        device.swiglu_backward({.dy = dy.view, .x = x.view, .dx = dx_alone.view, .gelu = true});
-        device.swiglu_backward(
-            {.dy = dy.view, .x = x.view, .dx = dx.view, .y = again.view, .gelu = true});
+        device.swiglu_forward({.x = x.view, .y = y.view, .unit = {.gate = GateForm::gelu_tanh}});
+        device.swiglu_backward({.dy = dy.view,
+                                .x = x.view,
+                                .dx = dx_alone.view,
+                                .unit = {.gate = GateForm::gelu_tanh}});
+        device.swiglu_backward({.dy = dy.view,
+                                .x = x.view,
+                                .dx = dx.view,
+                                .y = again.view,
+                                .unit = {.gate = GateForm::gelu_tanh}});
         check_close(y, made, 1e-5, "y");
         check_close(dx, gradient, 1e-5, "dx");
         CHECK(again.bytes() == y.bytes());
@@ -356,8 +362,9 @@ TEST_CASE("geglu of large gates is its limit") {
     device.fill(x.view, 0.5f);
     device.fill(dy.view, 2);
     for (int64_t i = 0; i < f; ++i) x.set(i, gates[static_cast<size_t>(i)]);
-    device.swiglu_forward({.x = x.view, .y = y.view, .gelu = true});
-    device.swiglu_backward({.dy = dy.view, .x = x.view, .dx = dx.view, .gelu = true});
+    device.swiglu_forward({.x = x.view, .y = y.view, .unit = {.gate = GateForm::gelu_tanh}});
+    device.swiglu_backward(
+        {.dy = dy.view, .x = x.view, .dx = dx.view, .unit = {.gate = GateForm::gelu_tanh}});
     for (int64_t i = 0; i < f; ++i) {
       const double gate = x[i];
       const double value = gate < -50 ? 0 : gate > 50 ? gate : gelu_tanh(gate);

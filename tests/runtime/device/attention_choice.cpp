@@ -122,12 +122,14 @@ TEST_CASE("attention choice: what is not for cuDNN stays with our kernel") {
   CHECK(form_for_cudnn(plain, DType::f16).has_value());
   CHECK_FALSE(form_for_cudnn(plain, DType::f32).has_value());
   int32_t key = 0;
+  uint16_t sinks[8] = {};
   const std::vector<std::function<void(AttentionShape&)>> changes = {
       [](AttentionShape& s) { s.head_dim = 80; },
       [](AttentionShape& s) { s.head_dim = 192; },
       [](AttentionShape& s) { s.value_dim = 40; },
       [](AttentionShape& s) { s.dropout.probability = 0.1f; },
       [](AttentionShape& s) { s.alibi = true; },
+      [&](AttentionShape& s) { s.sinks = Tensor(&sinks, DType::bf16, {s.heads}); },
       [](AttentionShape& s) { s.window = 100; },
       [](AttentionShape& s) { s.first_query = 1; },
       [&](AttentionShape& s) { s.first_key = Tensor(&key, DType::i32, {1}); },

@@ -69,8 +69,21 @@ inline bool kept(const mtl::Dropout& dropout, int64_t of_pass) {
          static_cast<double>(dropout.probability) * 4294967296.0;
 }
 
+// Of each head, as stored; empty without sinks.
+inline std::vector<double> sinks_of(const AttentionShape& s) {
+  std::vector<double> sinks;
+  for (int64_t h = 0; s.sinks && h < s.heads; ++h) {
+    const auto of_f16 = [&] { return static_cast<float>(s.sinks.as<const _Float16>()[h]); };
+    sinks.push_back(static_cast<double>(s.sinks.dtype == DType::f32 ? s.sinks.as<const float>()[h]
+                                        : s.sinks.dtype == DType::bf16
+                                            ? float_of_bf16(s.sinks.as<const uint16_t>()[h])
+                                            : of_f16()));
+  }
+  return sinks;
+}
+
 struct Reference {
-  std::vector<double> out, lse, dqkv;
+  std::vector<double> out, lse, dqkv, dsinks;
 };
 
 // Forward, and with `dout` the gradient, written as the formulas stand.
@@ -82,6 +95,8 @@ inline Reference reference(const AttentionShape& s, const std::vector<double>& q
   r.out.assign(u(s.batch * s.seq * width), 0);
   r.lse.assign(u(s.batch * s.heads * s.seq), 0);
   r.dqkv.assign(qkv.size(), 0);
+  const std::vector<double> sinks = sinks_of(s);
+  r.dsinks.assign(sinks.size(), 0);
   const double scale = static_cast<double>(s.scale), cap = static_cast<double>(s.cap);
   for (int64_t b = 0; b < s.batch; ++b) {
     for (int64_t h = 0; h < s.heads; ++h) {
@@ -108,7 +123,9 @@ inline Reference reference(const AttentionShape& s, const std::vector<double>& q
           capped[u(j)] = x;
           top = std::max(top, p[u(j)]);
         }
+        if (s.sinks) top = std::max(top, sinks[u(h)]);
         for (double& x : p) sum += x = std::exp(x - top);
+        if (s.sinks) sum += std::exp(sinks[u(h)] - top);
         r.lse[u((b * s.heads + h) * s.seq + t)] = top + std::log(sum);
         const int64_t out_at = (b * s.seq + t) * width + h * V;
         for (int64_t j = 0; j <= t; ++j) {
@@ -135,6 +152,7 @@ inline Reference reference(const AttentionShape& s, const std::vector<double>& q
           }
           delta += p[u(j)] * dp[u(j)];
         }
+        if (s.sinks) r.dsinks[u(h)] -= std::exp(sinks[u(h)] - top) / sum * delta;
         for (int64_t j = 0; j <= t; ++j) {
           const int64_t key = (b * s.seq + j) * stride;
           double ds = p[u(j)] * (dp[u(j)] - delta) * scale;
@@ -160,6 +178,7 @@ inline std::vector<double> random_values(int64_t count, unsigned seed, double wi
 
 struct Run {
   std::vector<double> qkv, dout, out, lse, dqkv;  // as stored
+  std::vector<double> dsinks = {};
 };
 
 // What computes: the CPU with an instruction set, or the CUDA kernels with tensors that are aligned
@@ -194,10 +213,9 @@ struct Engine {
   void forward(Attention args) const {
     if (kind == cpu) return CpuAttention(isa).forward(args);
     if (Device* const gpu = gpu_under_test(); gpu != nullptr) {
-      const OnGpu first_key(*gpu, args.shape.first_key), qkv(*gpu, args.qkv), out(*gpu, args.out),
-          lse(*gpu, args.lse);
-      args.shape.first_key = first_key.view;
-      return gpu->attention_forward({args.shape, qkv.view, out.view, lse.view});
+      const ShapeOnGpu shape(*gpu, args.shape);
+      const OnGpu qkv(*gpu, args.qkv), out(*gpu, args.out), lse(*gpu, args.lse);
+      return gpu->attention_forward({shape.view, qkv.view, out.view, lse.view});
     }
     test::EmulatedCuda device(3, hopper_backward());
     static_cast<Device&>(device).attention_forward(args);
@@ -205,15 +223,39 @@ struct Engine {
   void backward(AttentionBackward args) const {
     if (kind == cpu) return CpuAttention(isa).backward(args);
     if (Device* const gpu = gpu_under_test(); gpu != nullptr) {
-      const OnGpu first_key(*gpu, args.shape.first_key), qkv(*gpu, args.qkv), out(*gpu, args.out),
-          lse(*gpu, args.lse), dout(*gpu, args.dout), dqkv(*gpu, args.dqkv);
-      args.shape.first_key = first_key.view;
+      const ShapeOnGpu shape(*gpu, args.shape);
+      const OnGpu qkv(*gpu, args.qkv), out(*gpu, args.out), lse(*gpu, args.lse),
+          dout(*gpu, args.dout), dqkv(*gpu, args.dqkv);
       return gpu->attention_backward(
-          {args.shape, qkv.view, out.view, lse.view, dout.view, dqkv.view});
+          {shape.view, qkv.view, out.view, lse.view, dout.view, dqkv.view});
     }
     test::EmulatedCuda device(3, hopper_backward());
     static_cast<Device&>(device).attention_backward(args);
   }
+  void sinks_backward(AttentionSinksBackward args) const {
+    if (kind == cpu) return CpuAttention(isa).sinks_backward(args);
+    if (Device* const gpu = gpu_under_test(); gpu != nullptr) {
+      const ShapeOnGpu shape(*gpu, args.shape);
+      const OnGpu out(*gpu, args.out), dout(*gpu, args.dout), lse(*gpu, args.lse),
+          dsinks(*gpu, args.dsinks);
+      return gpu->attention_sinks_backward(
+          {shape.view, out.view, dout.view, lse.view, dsinks.view, args.accumulate});
+    }
+    test::EmulatedCuda device(3, hopper_backward());
+    static_cast<Device&>(device).attention_sinks_backward(args);
+  }
+
+ private:
+  // A shape, with what it points to in the GPU's memory.
+  struct ShapeOnGpu {
+    ShapeOnGpu(Device& gpu, const AttentionShape& s)
+        : view(s), first_key(gpu, s.first_key), sinks(gpu, s.sinks) {
+      view.first_key = first_key.view;
+      view.sinks = sinks.view;
+    }
+    AttentionShape view;
+    OnGpu first_key, sinks;
+  };
 };
 inline const Engine kCuda = {Engine::cuda}, kHopper = {Engine::hopper},
                     kHopperSplit = {Engine::hopper_split},
@@ -233,7 +275,14 @@ inline Run run(const AttentionShape& s, DType dtype, double width = 1, const Eng
   engine.backward({s, qkv.tensor(rows, in), out.tensor(rows, wide),
                    lse.tensor(s.batch * s.heads, s.seq), dout.tensor(rows, wide),
                    dqkv.tensor(rows, in)});
-  return {qkv.values(), dout.values(), out.values(), lse.values(), dqkv.values()};
+  Run result = {qkv.values(), dout.values(), out.values(), lse.values(), dqkv.values()};
+  if (s.sinks) {
+    Buffer dsinks(DType::f32, std::vector<double>(static_cast<size_t>(s.heads), NAN));
+    engine.sinks_backward({s, out.tensor(rows, wide), dout.tensor(rows, wide),
+                           lse.tensor(s.batch * s.heads, s.seq), dsinks.tensor(1, s.heads)});
+    result.dsinks = dsinks.values();
+  }
+  return result;
 }
 
 constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
@@ -290,6 +339,9 @@ inline void check(const AttentionShape& s, DType dtype, const std::vector<Engine
     CHECK(largest_difference(got.lse, want->lse) <= 0x1p-19);
     CHECK(largest_difference(got.out, want->out) <= unit * boost * 2);
     CHECK(largest_difference(got.dqkv, want->dqkv) <= unit * boost * (4 + sums));
+    // Of every row the error of `out`, times head_dim gradients of it, by chance of either sign.
+    const double terms = std::sqrt(static_cast<double>(s.batch * s.seq * s.values()));
+    CHECK(largest_difference(got.dsinks, want->dsinks) <= unit * boost * terms);
   }
 }
 inline void check(const AttentionShape& s, DType dtype, const Engine& engine) {
@@ -362,6 +414,24 @@ inline void check_with_documents(const AttentionShape& s, unsigned mean, DType d
 inline void check_with_documents(const AttentionShape& s, unsigned mean, DType dtype) {
   check_with_documents(s, mean, dtype, engines_for(s, dtype));
 }
+
+// Sinks of a shape's heads: those given, again and again.
+struct Sinks {
+  Buffer buffer;
+  Sinks(const AttentionShape& s, DType dtype, const std::vector<double>& values)
+      : buffer(dtype, of_heads(s.heads, values)) {}
+  AttentionShape of(AttentionShape s) {
+    s.sinks = buffer.tensor(1, s.heads).slice(0, s.heads);
+    return s;
+  }
+  static std::vector<double> of_heads(int64_t heads, const std::vector<double>& values) {
+    std::vector<double> all;
+    for (int64_t h = 0; h < heads; ++h) {
+      all.push_back(values[static_cast<size_t>(h) % values.size()]);
+    }
+    return all;
+  }
+};
 
 inline AttentionShape with_cap(AttentionShape s, float cap) {
   s.cap = cap;

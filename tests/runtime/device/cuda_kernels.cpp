@@ -352,23 +352,25 @@ TEST_CASE("cuda: rows wider than a warp reaches and more of them than a grid has
         device.gelu_exact_backward(residual.view, x.view, out.view);
         outputs.push_back(residual.values());
         outputs.push_back(out.values());
-        device.swiglu_forward({.x = wide.view, .y = y.view});
-        outputs.push_back(y.values());
-        device.swiglu_backward({.dy = x.view, .x = wide.view, .dx = dwide.view, .y = out.view});
-        outputs.push_back(dwide.values());
-        outputs.push_back(out.values());
-        device.swiglu_forward({.x = wide.view, .y = y.view, .gelu = true});
-        outputs.push_back(y.values());
-        device.swiglu_backward(
-            {.dy = x.view, .x = wide.view, .dx = dwide.view, .y = out.view, .gelu = true});
-        outputs.push_back(dwide.values());
-        outputs.push_back(out.values());
-        device.swiglu_backward(
-            {.dy = x.view,
-             .x = wide.view,
-             .dx = dwide.view,
-             .rows = {.index = index.view, .weights = weights.view, .dweights = dweights.view}});
-        outputs.push_back(dwide.values());
+        for (const GatedUnit& unit : {GatedUnit{},
+                                      {.gate = GateForm::gelu_tanh},
+                                      {.gate = GateForm::silu, .offset = 1, .clamp = 1},
+                                      {.gate = GateForm::quick_gelu, .offset = 1, .clamp = 1}}) {
+          device.swiglu_forward({.x = wide.view, .y = y.view, .unit = unit});
+          outputs.push_back(y.values());
+          SwigluBackward backward = {
+              .dy = x.view, .x = wide.view, .dx = dwide.view, .y = out.view, .unit = unit};
+          device.swiglu_backward(backward);
+          outputs.push_back(dwide.values());
+          outputs.push_back(out.values());
+          backward.y = {};
+          backward.rows = {index.view, weights.view, dweights.view};
+          device.swiglu_backward(backward);
+          outputs.push_back(dwide.values());
+          outputs.push_back(dweights.values());
+        }
+        device.add_row_products(
+            {.rows = x.view, .vector = bias.view, .index = index.view, .sums = dweights.view});
         outputs.push_back(dweights.values());
         return outputs;
       });

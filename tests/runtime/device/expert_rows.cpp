@@ -65,6 +65,42 @@ TEST_CASE("rows of experts against plain loops") {
   });
 }
 
+TEST_CASE("products of rows with a vector are added to the sums that rows name") {
+  for_each_device([](Device& device) {
+    std::mt19937 random(9);
+    // More rows than a small grid has warps; none.
+    for (const int64_t n : {0, 1, 37, 300}) {
+      for (const int64_t cols : {1, 7, 16, 33, 768, 1032}) {
+        for (const DType type : kComputeTypes) {
+          INFO(n << " rows of " << cols << ", type " << safetensors_name(type));
+          Held rows(type, {n, cols}), vector(type, {cols}), index(DType::i32, {n});
+          // Of more sums than there are rows; the others stay.
+          Held sums(DType::f32, {n + 3}), again(DType::f32, {n + 3});
+          rows.randomize(random);
+          vector.randomize(random);
+          sums.randomize(random, 5);
+          device.copy(sums.view, again.view);
+          std::vector<double> expected = sums.values();
+          for (int64_t i = 0; i < n; ++i) {
+            const int64_t at = n + 1 - i;
+            index.set(i, static_cast<double>(at));
+            for (int64_t c = 0; c < cols; ++c) {
+              expected[static_cast<size_t>(at)] += rows[i * cols + c] * vector[c];
+            }
+          }
+          AddRowProducts args = {
+              .rows = rows.view, .vector = vector.view, .index = index.view, .sums = sums.view};
+          device.add_row_products(args);
+          check_close(sums, expected, 2e-6 * (1 + std::sqrt(static_cast<double>(cols))), "sums");
+          args.sums = again.view;
+          device.add_row_products(args);
+          CHECK(again.bytes() == sums.bytes());
+        }
+      }
+    }
+  });
+}
+
 TEST_CASE("the block of all tokens, with a gate and without, against plain loops") {
   for_each_device([](Device& device) {
     std::mt19937 random(7);

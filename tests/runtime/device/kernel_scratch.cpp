@@ -3,6 +3,7 @@
 #include "runtime/device/kernel_scratch.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -127,6 +128,9 @@ TEST_CASE("kernel scratch: of the ops that take the most where attention has roo
   check_scratch(spec, {.cp = 2}, Backward::measured);
   spec.model.moe.experts = 0;
   spec.model.qk_norm = false;
+  spec.model.attention_sinks = true;
+  check_scratch(spec, {.tp = 2}, Backward::measured);
+  spec.model.attention_sinks = false;
   spec.model.head_dim = 24;
   spec.model.latent = {.kv_rank = 96, .q_rank = 160, .rope_dim = 8};
   check_scratch(spec, {.tp = 2}, Backward::measured);
@@ -170,6 +174,35 @@ TEST_CASE("kernel scratch: of the norm of all heads together") {
     CHECK(device.most == 0);
     device.wide_norm_backward(backward);
     CHECK(device.most == most_scratch(needs, std::nullopt));
+  }
+}
+
+TEST_CASE("kernel scratch: of the gradient of sinks") {
+  for (const auto& [batch, seq, heads] :
+       {std::array<int64_t, 3>{1, 4, 1}, {2, 33, 6}, {1, 5000, 4}, {70, 40, 64}}) {
+    const int64_t dim = 1, rows = batch * seq;
+    KernelNeeds needs;
+    needs.attention = {batch, seq, heads, dim};
+    needs.attention_room = int64_t{1} << 30;
+    needs.sinks = true;
+    std::vector<float> memory(static_cast<size_t>(rows * heads), 1);
+    std::vector<float> sinks(static_cast<size_t>(heads)), dsinks = sinks;
+    const Tensor matrix(memory.data(), DType::f32, {rows, heads});
+    AttentionShape shape;
+    shape.batch = batch;
+    shape.seq = seq;
+    shape.heads = shape.kv_heads = heads;
+    shape.head_dim = dim;
+    shape.sinks = Tensor(sinks.data(), DType::f32, {heads});
+    Counting device({});
+    device.attention_sinks_backward({.shape = shape,
+                                     .out = matrix,
+                                     .dout = matrix,
+                                     .lse = matrix,
+                                     .dsinks = Tensor(dsinks.data(), DType::f32, {heads})});
+    CHECK(device.most == most_scratch(needs, std::nullopt));
+    needs.sinks = false;
+    CHECK(most_scratch(needs, std::nullopt) == 0);
   }
 }
 

@@ -178,6 +178,14 @@ TEST_CASE("gradients of the whole model agree with finite differences") {
     spec.model.logit_cap = 3;
     check_gradients(spec);
   }
+  SUBCASE("sinks of attention, bounded gates") {
+    TrainSpec spec = tiny_llama();
+    spec.model.attention_sinks = true;
+    spec.model.activation = "quick_geglu";
+    spec.model.glu_offset = 1;
+    spec.model.glu_clamp = 7;
+    check_gradients(spec);
+  }
   SUBCASE("latents of keys and values") {
     TrainSpec spec = tiny_llama();
     spec.model.kv_heads = 0;
@@ -243,6 +251,16 @@ TEST_CASE("gradients of the whole model agree with finite differences") {
   SUBCASE("mixture of experts: probabilities, a block for all tokens behind a gate") {
     check_gradients(tiny_mixture("softmax", false, true));
   }
+  SUBCASE("mixture of experts with biases everywhere, and sinks") {
+    for (const int64_t micro_batch : {0, 1}) {
+      TrainSpec spec = tiny_mixtral();
+      spec.model.bias = spec.model.attention_sinks = true;
+      spec.model.activation = micro_batch > 0 ? "quick_geglu" : "geglu";
+      spec.model.glu_offset = 1;
+      spec.train.micro_batch = micro_batch;
+      check_gradients(spec);
+    }
+  }
   SUBCASE("mixture of experts: sigmoids, a block for all tokens") {
     check_gradients(tiny_mixture("sigmoid", true, false));
   }
@@ -297,6 +315,24 @@ TEST_CASE("dropout: other elements in every step and the same when a step is don
     CHECK(rank.trainer.gradients(1, source, sampler).loss != first);
     CHECK(rank.trainer.gradients(0, source, sampler).loss == first);
   });
+}
+
+TEST_CASE("heads that other ranks have leave no gradient of their sinks from the step before") {
+  TrainSpec spec = tiny_llama();
+  spec.model.attention_sinks = true;
+  const auto source = markov_tokens(200, 11);
+  const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 3);
+  GlobalTensors fresh, later;
+  for (GlobalTensors* gradients : {&fresh, &later}) {
+    run_layout(spec, 11, {.cp = 2}, [&](RankContext& rank) {
+      rank.trainer.initialise();
+      if (gradients == &later) rank.trainer.gradients(0, *source, sampler);
+      rank.trainer.gradients(1, *source, sampler);
+      collect(rank.trainer, Which::grad, *gradients);
+    });
+  }
+  CHECK(fresh == later);
+  CHECK(norm_of(fresh.at("model.layers.0.self_attn.sinks")) > 0);
 }
 
 TEST_CASE("an expert without tokens has no gradient, whatever the step before left there") {

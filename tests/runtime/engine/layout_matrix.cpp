@@ -67,6 +67,18 @@ TrainSpec spec_of(Model model) {
     spec.model.attention_cap = 1;
     spec.model.logit_cap = 3;
   }
+  if (model == Model::sinks) {
+    spec.model.kv_heads = 2;
+    use_llama_blocks(spec);
+    spec.model.ffn = 48;
+    spec.model.sliding_window = 5;
+    spec.model.full_attention = {.every = 2};
+    spec.model.bias = spec.model.attention_sinks = true;
+    spec.model.activation = "quick_geglu";
+    spec.model.glu_offset = 1;
+    spec.model.glu_clamp = 0.3;
+    spec.model.moe = {.experts = 4, .topk = 2, .aux_loss = 0.05, .z_loss = 0.01};
+  }
   spec.train.seed = 11;
   spec.lr.max = 1e-3;
   spec.lr.warmup = 2;

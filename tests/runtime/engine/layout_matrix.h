@@ -35,7 +35,8 @@ enum class Model {
   neox,
   olmo,
   sandwich,
-  layers  // that differ in their windows and rotations
+  layers,  // that differ in their windows and rotations
+  sinks    // gpt-oss
 };
 inline constexpr Model kModels[] = {Model::gpt2_tied, Model::llama_untied, Model::gpt2_untied,
                                     Model::llama_tied};

@@ -174,7 +174,7 @@ TEST_CASE("variants of LLaMA follow PyTorch for 10 steps, and every layout does 
 
 TEST_CASE("mixtures of experts follow PyTorch for 10 steps, and every layout does so for some") {
   for (const std::string model :
-       {"mixtral_small", "mixtral_aux", "mixture_gated", "mixture_balanced"}) {
+       {"mixtral_small", "mixtral_aux", "mixture_gated", "mixture_balanced", "mixture_sinks"}) {
     CAPTURE(model);
     // With both losses the layout matrix compares all layouts with one rank.
     const bool all = model != "mixtral_aux";

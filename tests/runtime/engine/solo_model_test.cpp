@@ -110,6 +110,18 @@ ModelShape sandwich_shape() {
   return shape;
 }
 
+ModelShape sinks_shape() {
+  ModelShape shape = window_shape();
+  shape.qk_norm = false;
+  shape.attention_sinks = shape.bias = shape.qkv_bias = true;
+  shape.activation = Activation::quick_geglu;
+  shape.glu_offset = 1;
+  shape.glu_clamp = 0.5;
+  shape.experts = 5;
+  shape.experts_per_token = 2;
+  return shape;
+}
+
 ModelShape mixtral_shape() {
   ModelShape shape = llama_shape();
   shape.qk_norm = false;
@@ -163,7 +175,7 @@ TEST_CASE("passes that go on give the logits of one pass over everything") {
   for (const ModelShape& shape :
        {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), layered_shape(),
         partial_shape(), neox_shape(), gemma_shape(), olmo_shape(), sandwich_shape(),
-        mixtral_shape(), gated_shape(), balanced_shape(), latent_shape()}) {
+        mixtral_shape(), gated_shape(), balanced_shape(), sinks_shape(), latent_shape()}) {
     Model piecewise(shape);
     int64_t past = 0;
     for (const int64_t length : {1, 2, 3, 40, 63, 64, 65, 66, 128, 149, 150}) {
@@ -187,7 +199,7 @@ TEST_CASE("a prompt in passes gives the logits of one pass, and takes memory for
   for (const ModelShape& shape :
        {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), layered_shape(),
         partial_shape(), neox_shape(), gemma_shape(), olmo_shape(), sandwich_shape(),
-        mixtral_shape(), gated_shape(), balanced_shape()}) {
+        mixtral_shape(), gated_shape(), balanced_shape(), sinks_shape()}) {
     for (const int64_t pass_tokens : {1, 7, 64, 149}) {
       CAPTURE(pass_tokens);
       Model whole(shape), cut(shape, shape.max_seq, pass_tokens);
@@ -225,7 +237,7 @@ TEST_CASE("a shorter context has the bits of the whole one") {
   for (const ModelShape& shape :
        {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), layered_shape(),
         partial_shape(), neox_shape(), gemma_shape(), olmo_shape(), sandwich_shape(),
-        mixtral_shape(), gated_shape(), balanced_shape()}) {
+        mixtral_shape(), gated_shape(), balanced_shape(), sinks_shape()}) {
     Model whole(shape), shorter(shape, 100);
     int64_t past = 0;
     for (const int64_t length : {40, 41, 64, 65, 99, 100}) {

@@ -63,6 +63,9 @@ void check_equal(const ModelShape& a, const ModelShape& b) {
   CHECK(a.attention_scale == b.attention_scale);
   CHECK(a.attention_cap == b.attention_cap);
   CHECK(a.logit_cap == b.logit_cap);
+  CHECK(a.attention_sinks == b.attention_sinks);
+  CHECK(a.glu_offset == b.glu_offset);
+  CHECK(a.glu_clamp == b.glu_clamp);
   CHECK(a.rope_scaling.short_factor == b.rope_scaling.short_factor);
   CHECK(a.rope_scaling.long_factor == b.rope_scaling.long_factor);
   CHECK(a.norm_place == b.norm_place);
@@ -196,6 +199,9 @@ TEST_CASE("a model's shape comes back from a checkpoint") {
   other.attention_scale = 0.1;
   other.attention_cap = 50;
   other.logit_cap = 30;
+  other.attention_sinks = true;
+  other.glu_offset = 1;
+  other.glu_clamp = 7;
   other.window_rope_base = 100;
   other.unrotated_layers = {0, 2};
   other.bias = other.qkv_bias = false;

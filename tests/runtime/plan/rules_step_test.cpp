@@ -281,14 +281,17 @@ TEST_CASE("rules of the learning rate") {
          s.model.bias = false;
        },
        1, "model.moe", "model.moe.experts",
-       "experts are SwiGLU blocks, and model.activation is gelu", "set model.activation=swiglu"},
-      {"experts with biases",
+       "experts are blocks with a gate, and model.activation is gelu",
+       "set model.activation=swiglu, geglu or quick_geglu"},
+      {"biases beside a block for all tokens",
        [](TrainSpec& s) {
          s.model.moe.experts = 4;
+         s.model.moe.shared_ffn = 64;
          s.model.activation = "swiglu";
        },
-       1, "model.moe", "model.moe.experts", "experts have no biases, and model.bias is true",
-       "set model.bias=false (model.qkv_bias may stay true)"},
+       1, "model.moe", "model.moe.shared_ffn",
+       "the block that all tokens go through has no biases, and model.bias is true",
+       "set model.bias=false (model.qkv_bias may stay true) or model.moe.shared_ffn=0"},
       {"a final decay that begins before the warm-up ends",
        [](TrainSpec& s) {
          s.lr.schedule = "wsd";

@@ -137,6 +137,9 @@ TEST_CASE("every key can be set to what it is not") {
            "model.attention_scale=0.0625",
            "model.attention_cap=20",
            "model.logit_cap=15",
+           "model.attention_sinks=true",
+           "model.glu_offset=1",
+           "model.glu_clamp=7",
            "model.position.window_base=100",
            "model.position.skip={every: 4, layers: [1]}",
            "model.moe={experts: 4, ffn: 64, every: 2, dense_layers: [4, 6], topk: 3, scale: 2.5, "
@@ -263,6 +266,9 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.attention_scale == 0.0625);
   CHECK(s.model.attention_cap == 20);
   CHECK(s.model.logit_cap == 15);
+  CHECK(s.model.attention_sinks);
+  CHECK(s.model.glu_offset == 1);
+  CHECK(s.model.glu_clamp == 7);
   CHECK(s.model.position.window_base == 100);
   CHECK(s.model.position.skip.every == 4);
   CHECK(s.model.position.skip.layers == std::vector<int64_t>{1});

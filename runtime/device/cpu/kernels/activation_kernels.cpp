@@ -1,5 +1,5 @@
-// SwiGLU, GeGLU and the exact form of GELU, and their gradients. (GELU's tanh form belongs to the
-// matmul: matmul_kernels.cpp.)
+// SwiGLU, its siblings and the exact form of GELU, and their gradients. (GELU's tanh form belongs
+// to the matmul: matmul_kernels.cpp.)
 #include "runtime/device/cpu/kernels/parts.h"
 #include "runtime/device/cpu/kernels/vector.h"
 
@@ -30,35 +30,51 @@ MTL_INLINE Gate gelu(F g) {
   const F s = 1.0f / (1.0f + e);
   return {g * s, s + x * (kLinear + 3.0f * kCubic * square) * (s * (e * s))};
 }
-template <bool kGelu>
-MTL_INLINE Gate gate_of(F g) {
-  return kGelu ? gelu(g) : silu(g);
+// With s = sigmoid(c g): g s, and its derivative s + c g s (1 - s). Of large g the product without
+// c is 0, where that of c and g may be infinite.
+MTL_INLINE Gate steep_silu(F g, float steep) {
+  const F e = exp(-(steep * g));
+  const F s = 1.0f / (1.0f + e);
+  const F value = g * s;
+  return {value, s + steep * (value * (e * s))};
+}
+template <bool kGelu, bool kPlain>
+MTL_INLINE Gate gate_of(F g, const UnitTerms& unit) {
+  return kGelu ? gelu(g) : kPlain ? silu(g) : steep_silu(g, unit.steep);
 }
 
-template <class T, bool kGelu>
+// A gate and its partner as the product takes them: a NaN is beyond no bound and stays.
+struct GatedPair {
+  F gate, up;
+};
+template <bool kPlain>
+MTL_INLINE GatedPair pair_of(F gate, F up, const UnitTerms& unit) {
+  if (kPlain) return {gate, up};
+  const F bound = splat(unit.bound);
+  return {min(bound, gate), min(bound, max(-bound, up)) + unit.offset};
+}
+
+template <class T, bool kGelu, bool kPlain>
 void swiglu_forward_rows(const Swiglu& args) {
   const int64_t width = args.width;
+  const UnitTerms unit = args.unit;
   for (int64_t r = 0; r < args.rows; ++r) {
     const T* gate = static_cast<const T*>(args.x) + r * 2 * width;
     const T* up = gate + width;
     T* y = static_cast<T*>(args.y) + r * width;
     each(width, [&](int64_t i, auto lanes) MTL_LAMBDA {
-      store(y + i, gate_of<kGelu>(load(gate + i, lanes)).value * load(up + i, lanes), lanes);
+      const GatedPair pair = pair_of<kPlain>(load(gate + i, lanes), load(up + i, lanes), unit);
+      store(y + i, gate_of<kGelu, kPlain>(pair.gate, unit).value * pair.up, lanes);
     });
   }
 }
-template <class T>
-void swiglu_forward(const Swiglu& args) {
-  if (args.gelu) {
-    swiglu_forward_rows<T, true>(args);
-  } else {
-    swiglu_forward_rows<T, false>(args);
-  }
-}
 
-template <class T, bool kGelu, bool kWeights>
+// Units that are not plain have one loop for rows with weights and without, whose weight is 1.
+template <class T, bool kGelu, bool kPlain, bool kWeights>
 void swiglu_backward_rows(const Swiglu& args) {
   const int64_t width = args.width;
+  const UnitTerms unit = args.unit;
+  const bool weigh = kWeights && (kPlain || args.index);
   for (int64_t r = 0; r < args.rows; ++r) {
     const T* gate = static_cast<const T*>(args.x) + r * 2 * width;
     const T* up = gate + width;
@@ -66,32 +82,65 @@ void swiglu_backward_rows(const Swiglu& args) {
     T* dgate = static_cast<T*>(args.dx) + r * 2 * width;
     T* dup = dgate + width;
     T* y = args.y ? static_cast<T*>(args.y) + r * width : nullptr;
-    const float weight = kWeights ? args.weights[args.index[r]] : 1.0f;
+    const float weight = weigh ? args.weights[args.index[r]] : 1.0f;
     F dot = {};
     each(width, [&](int64_t i, auto lanes) MTL_LAMBDA {
       const F g = load(gate + i, lanes), u = load(up + i, lanes);
       F d = load(dy + i, lanes);
-      const Gate of = gate_of<kGelu>(g);
-      const F value = of.value * u;
+      const GatedPair pair = pair_of<kPlain>(g, u, unit);
+      const Gate of = gate_of<kGelu, kPlain>(pair.gate, unit);
+      const F value = of.value * pair.up;
       if (y) store(y + i, value, lanes);
       if (kWeights) {
         dot += value * d;
         d *= weight;
       }
-      store(dgate + i, d * u * of.slope, lanes);
-      store(dup + i, d * of.value, lanes);
+      F to_gate = d * pair.up * of.slope, to_up = d * of.value;
+      if (!kPlain) {
+        // What was clamped has none.
+        to_gate = g > unit.bound ? F{} : to_gate;
+        to_up = u > unit.bound ? F{} : u < -unit.bound ? F{} : to_up;
+      }
+      store(dgate + i, to_gate, lanes);
+      store(dup + i, to_up, lanes);
     });
-    if (kWeights) args.dweights[args.index[r]] = sum_lanes(dot);
+    if (weigh) args.dweights[args.index[r]] = sum_lanes(dot);
+  }
+}
+
+template <class T, bool kGelu>
+void forward_of_gate(const Swiglu& args) {
+  if (args.unit.plain) {
+    swiglu_forward_rows<T, kGelu, true>(args);
+  } else {
+    swiglu_forward_rows<T, kGelu, false>(args);
+  }
+}
+template <class T>
+void swiglu_forward(const Swiglu& args) {
+  if (args.unit.gelu) {
+    forward_of_gate<T, true>(args);
+  } else {
+    forward_of_gate<T, false>(args);
+  }
+}
+
+template <class T, bool kGelu>
+void backward_of_gate(const Swiglu& args) {
+  if (!args.unit.plain) {
+    swiglu_backward_rows<T, kGelu, false, true>(args);
+  } else if (args.index) {
+    swiglu_backward_rows<T, kGelu, true, true>(args);
+  } else {
+    swiglu_backward_rows<T, kGelu, true, false>(args);
   }
 }
 template <class T>
 void swiglu_backward(const Swiglu& args) {
-  if (args.gelu) {
-    swiglu_backward_rows<T, true, false>(args);
-  } else if (args.index) {
-    swiglu_backward_rows<T, false, true>(args);
+  if (args.unit.gelu) {
+    backward_of_gate<T, true>(args);
   } else {
-    swiglu_backward_rows<T, false, false>(args);
+    backward_of_gate<T, false>(args);
   }
 }
 

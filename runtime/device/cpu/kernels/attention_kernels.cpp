@@ -130,9 +130,12 @@ void forward_as(const AttentionTask& t) {
     const int64_t rows = rows_in(t, i);
     pack_b_transposed(q + i * kB * t.qkv_stride, t.qkv_stride, rows, t.head_dim, D, w.q);
     alignas(64) float m[kB], l[kB], alpha[kB];
+    // A sink is what each query has seen before any key. Far below all scores it is nothing.
+    const float sink2 =
+        t.sink == nullptr ? kNoMaximum : load(static_cast<const S*>(t.sink)) * kLog2e;
     for (int64_t c = 0; c < kB; ++c) {
-      m[c] = kNoMaximum;
-      l[c] = 0;
+      m[c] = sink2 > kNoMaximum ? sink2 : kNoMaximum;
+      l[c] = sink2 > kNoMaximum ? 1 : 0;
     }
     const int64_t begin = first_block_seen(t, i);
     for (int64_t j = begin; j <= i; ++j) {
@@ -159,6 +162,20 @@ void forward_as(const AttentionTask& t) {
       t.lse[i * kB + c] = m[c] * kLn2 + __builtin_logf(l[c]);
     }
   }
+}
+
+// Of the rows of a head in out and dout, in an order that does not depend on the registers.
+template <typename S>
+float row_product(const S* a, const S* b, int64_t count) {
+  float lanes[16] = {};
+  int64_t d = 0;
+  for (; d + 16 <= count; d += 16) {
+    for (int64_t x = 0; x < 16; ++x) lanes[x] += load(a + d + x) * load(b + d + x);
+  }
+  for (int64_t x = 0; d < count; ++d, ++x) lanes[x] += load(a + d) * load(b + d);
+  float sum = 0;
+  for (const float lane : lanes) sum += lane;
+  return sum;
 }
 
 template <typename P>
@@ -217,19 +234,8 @@ void backward_as(const AttentionTask& t) {
       for (int64_t c = 0; c < kB; ++c) {
         // Rows of padding have dout = q = 0 and contribute nothing whatever their statistics.
         w.lse2[i * kB + c] = c < rows ? t.lse[g * t.seq + i * kB + c] * kLog2e : 0.0f;
-        float lanes[16] = {};
-        if (c < rows) {
-          const S* a = out + (i * kB + c) * t.out_stride;
-          const S* b = dout_i + c * t.out_stride;
-          int64_t d = 0;
-          for (; d + 16 <= value_dim; d += 16) {
-            for (int64_t x = 0; x < 16; ++x) lanes[x] += load(a + d + x) * load(b + d + x);
-          }
-          for (int64_t x = 0; d < value_dim; ++d, ++x) lanes[x] += load(a + d) * load(b + d);
-        }
-        float sum = 0;
-        for (const float lane : lanes) sum += lane;
-        w.delta[i * kB + c] = sum;
+        const int64_t row = (i * kB + c) * t.out_stride;
+        w.delta[i * kB + c] = c < rows ? row_product(out + row, dout + row, value_dim) : 0.0f;
       }
     }
     for (int64_t j = 0; j < n; ++j) {
@@ -262,6 +268,24 @@ void backward_as(const AttentionTask& t) {
     for (int64_t d = 0; d < dim; ++d) store(dk + row * stride + d, w.dk[row * D + d] * t.scale);
     for (int64_t d = 0; d < value_dim; ++d) store(dv + row * stride + d, w.dv[row * V + d]);
   }
+}
+
+// The sums of blocks are added to their sum: of long sequences less is lost.
+template <typename S>
+float sink_gradient_as(const AttentionTask& t) {
+  const S *out = static_cast<const S*>(t.out), *dout = static_cast<const S*>(t.dout);
+  const float sink = load(static_cast<const S*>(t.sink));
+  float sum = 0;
+  for (int64_t i = 0; i < blocks_of(t.seq); ++i) {
+    float of_block = 0;
+    for (int64_t c = 0; c < rows_in(t, i); ++c) {
+      const int64_t row = i * kB + c, at = row * t.out_stride;
+      of_block +=
+          exp2_fast((sink - t.lse[row]) * kLog2e) * row_product(out + at, dout + at, t.value_dim);
+    }
+    sum += of_block;
+  }
+  return -sum;
 }
 
 template <template <typename> typename PassParts>
@@ -302,10 +326,26 @@ void backward(const AttentionTask& t) {
   with_types(t, [&]<typename S, typename P>() { backward_as<S, P>(t); });
 }
 
+float sink_gradient(const AttentionTask& t) {
+  switch (t.type) {
+    case AttentionType::f32:
+      return sink_gradient_as<float>(t);
+    case AttentionType::bf16:
+      return sink_gradient_as<uint16_t>(t);
+    case AttentionType::f16:
+      return sink_gradient_as<_Float16>(t);
+  }
+  return 0;
+}
+
 }  // namespace
 
 namespace MTL_ISA {
-extern const AttentionKernels kAttentionKernels = {
-    workspace_of<ForwardParts>, workspace_of<BackwardParts>, forward, backward, philox16};
+extern const AttentionKernels kAttentionKernels = {workspace_of<ForwardParts>,
+                                                   workspace_of<BackwardParts>,
+                                                   forward,
+                                                   backward,
+                                                   sink_gradient,
+                                                   philox16};
 }
 }  // namespace mtl

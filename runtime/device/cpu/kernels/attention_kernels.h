@@ -32,6 +32,8 @@ struct AttentionTask {
   // `scale` multiplies); null without.
   const float* slopes = nullptr;
   float cap = 0;  // of scaled scores; 0 = none
+  // The score of no key that the softmax counts (of `type`); null: none. Not for backward.
+  const void* sink = nullptr;
   // What a query may not see at the other end: keys before first_key[query] (ascending, at most the
   // query; null: none) and before query - window + 1 (0: none).
   const int32_t* first_key = nullptr;
@@ -51,6 +53,8 @@ struct AttentionKernels {
   size_t (*backward_workspace)(const AttentionTask&);
   void (*forward)(const AttentionTask&);
   void (*backward)(const AttentionTask&);
+  // The gradient of the sink of one (sequence, head): `out`, `dout` and `lse` are read.
+  float (*sink_gradient)(const AttentionTask&);
   // words[4 * i + w] = word w of philox4x32-10(counter = first + i, key), for i < 16.
   void (*philox16)(uint64_t first, uint64_t key, uint32_t* words);
 };

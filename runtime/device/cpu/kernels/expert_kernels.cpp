@@ -1,5 +1,5 @@
-// Rows of experts: scaling one on its way, adding several with weights, and the way back through a
-// weight.
+// Rows of experts: scaling one on its way, adding several with weights, the way back through a
+// weight, and the product with a vector.
 #include "runtime/device/cpu/kernels/parts.h"
 #include "runtime/device/cpu/kernels/vector.h"
 
@@ -30,6 +30,16 @@ void combine_row(const CombineRow& args) {
 }
 
 template <class T>
+float row_product(const void* x, const void* y, int64_t cols) {
+  F sums[4] = {};
+  each4(cols, [&](int64_t i, auto lanes, int k) MTL_LAMBDA {
+    sums[k] +=
+        load(static_cast<const T*>(x) + i, lanes) * load(static_cast<const T*>(y) + i, lanes);
+  });
+  return sum_lanes(sums);
+}
+
+template <class T>
 float weigh_row_backward(const void* x, void* dy, float weight, int64_t cols) {
   const T* values = static_cast<const T*>(x);
   T* gradient = static_cast<T*>(dy);
@@ -46,6 +56,7 @@ template <class T>
 void add_typed(TypedKernels& table) {
   table.scale_row = scale_row<T>;
   table.combine_row = combine_row<T>;
+  table.row_product = row_product<T>;
   table.weigh_row_backward = weigh_row_backward<T>;
 }
 

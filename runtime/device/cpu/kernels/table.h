@@ -91,12 +91,19 @@ struct LatentRows {
   const int32_t* positions;  // or null
 };
 
+// GatedUnit (op_arguments.h). Loops of plain ones, SwiGLU and GeGLU, do not look at the rest.
+struct UnitTerms {
+  bool gelu, plain;
+  float steep;  // the sigmoid's argument is so many times the gate
+  float offset;
+  float bound;  // infinite: nothing is clamped
+};
 // x [rows, 2 width] = gate | up, y and dy [rows, width]
 struct Swiglu {
   const void* x;
   void* y;  // backward: may be null
   int64_t rows, width;
-  bool gelu = false;  // of the gate, and not silu; without index
+  UnitTerms unit;
   // Backward only.
   const void* dy = nullptr;
   void* dx = nullptr;  // [rows, 2 width]
@@ -205,6 +212,7 @@ struct TypedKernels {
   // to = weight * from
   void (*scale_row)(const void* from, float weight, void* to, int64_t cols);
   void (*combine_row)(const CombineRow& args);
+  float (*row_product)(const void* x, const void* y, int64_t cols);
   // Returns x . dy, and multiplies dy with the weight.
   float (*weigh_row_backward)(const void* x, void* dy, float weight, int64_t cols);
   void (*add_rows)(const AddRows& args);
