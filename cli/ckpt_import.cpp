@@ -15,8 +15,9 @@ int command_ckpt_import(const Arguments& args) {
   CommandLine line(
       {"ckpt import [options] DIR -o RUN_DIR"},
       "Reads a model from a Hugging Face folder (GPT-2, GPT-NeoX, LLaMA, Mistral, Qwen2, Qwen3, "
-      "their mixtures, dots.llm1, DeepSeek-V2 and V3, StableLM, Phi-3, Gemma) or from a Megatron "
-      "checkpoint in torch format, and makes a run directory of it: `mtl generate` works at once, "
+      "their mixtures, dots.llm1, gpt-oss, DeepSeek-V2 and V3, StableLM, Phi-3, Gemma) or from a "
+      "Megatron checkpoint in torch format, and makes a run directory of it: `mtl generate` works "
+      "at once, "
       "and its train.yaml trains on. Files are read as data: nothing that is in them is executed.");
   line.example("mtl ckpt import ./Llama-3.2-1B -o runs/llama", "then: mtl generate runs/llama ...");
   line.example("mtl launch runs/llama/train.yaml data.train=corpus.txt", "trains on from there");

@@ -26,7 +26,8 @@ struct ExportReport {
 };
 
 // A Hugging Face folder: config.json, generation_config.json, model.safetensors (in shards beyond
-// max_shard_bytes) and the tokenizer's files. One tensor is in memory at a time. Throws Error:
+// max_shard_bytes) and the tokenizer's files. One tensor, or one expert of it, is in memory at
+// a time. Throws Error:
 // export.family, export.exists, export.write, and what CheckpointReader throws.
 ExportReport export_hf(const ExportOptions& options);
 // model-split.json and a pytorch_model_tp_T_pp_P.safetensors per rank, with the names, fused

@@ -33,6 +33,7 @@ ForeignModel open_megatron_folder(const std::filesystem::path& path);
 struct ForeignTensors {
   std::map<std::string, StridedTensor> tensors;
   std::map<std::string, std::string> others;
+  std::map<std::string, StridedTensor> bytes;  // those of them that are U8, of a safetensors file
 };
 // A safetensors file.
 ForeignTensors read_safetensors(const std::filesystem::path& path);

@@ -1,8 +1,11 @@
 #include "runtime/interchange/foreign_weights.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include <fmt/format.h>
 
@@ -71,6 +74,32 @@ void convert(DType dtype, const char* from, int64_t stride, int64_t count, float
   }
 }
 
+// The numbers of 4 bits: a sign, two bits of exponent and one of mantissa.
+constexpr std::array<float, 16> kFp4 = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                        -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
+// 2^(byte - 127), or NaN.
+float mx_scale(uint8_t byte) {
+  return byte == 0xff ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, byte - 127);
+}
+
+// `count` elements of MXFP4 from element `at` on, `stride` elements apart.
+void convert_mxfp4(const StridedTensor& source, int64_t at, int64_t stride, int64_t count,
+                   float* to) {
+  const char* const blocks = source.file->bytes().data() + source.byte_offset;
+  const char* const scales = source.scales->file->bytes().data() + source.scales->byte_offset;
+  int64_t group = -1;
+  float scale = 0;
+  for (int64_t i = 0; i < count; ++i, at += stride) {
+    if (at / kMxGroup != group) {
+      group = at / kMxGroup;
+      scale = mx_scale(static_cast<uint8_t>(scales[group]));
+    }
+    const auto pair = static_cast<uint8_t>(blocks[at / 2]);
+    to[i] = kFp4[at % 2 == 0 ? pair & 0xf : pair >> 4] * scale;
+  }
+}
+
 // The source's strides by axis of the parameter.
 Dims strides_of(const WeightPiece& piece) {
   Dims strides = piece.source.strides;
@@ -86,6 +115,12 @@ bool fits_file(const StridedTensor& source) {
   if (*elements == 0) return true;
   const auto last = last_element(source.shape, source.strides);
   const auto bytes = static_cast<int64_t>(source.file->bytes().size());
+  if (source.scales) {
+    const auto scales = static_cast<int64_t>(source.scales->file->bytes().size());
+    return last && source.byte_offset < bytes && *last / 2 < bytes - source.byte_offset &&
+           source.scales->byte_offset >= 0 && source.scales->byte_offset < scales &&
+           *last / kMxGroup < scales - source.scales->byte_offset;
+  }
   const int64_t element = bytes_of(source.dtype);
   return last && source.byte_offset <= bytes - element &&
          *last <= (bytes - element - source.byte_offset) / element;
@@ -121,8 +156,13 @@ int64_t copy_common(const WeightPiece& piece, const Rect& common, const ParamRec
     }
     for (int64_t done = 0; done < columns; done += kPart) {
       const int64_t count = std::min(kPart, columns - done);
-      convert(piece.source.dtype, base + row_from * element + done * column_stride, column_stride,
-              count, part.data());
+      if (piece.source.scales) {
+        convert_mxfp4(piece.source, row_from + done * strides[dims - 1], strides[dims - 1], count,
+                      part.data());
+      } else {
+        convert(piece.source.dtype, base + row_from * element + done * column_stride, column_stride,
+                count, part.data());
+      }
       not_finite += count_not_finite(part.data(), count);
       if (piece.plus != 0) {
         for (int64_t i = 0; i < count; ++i) part[static_cast<size_t>(i)] += piece.plus;
@@ -147,6 +187,11 @@ bool float_dtype(std::string_view name, DType& dtype) {
   return false;
 }
 
+void StridedTensor::skip(int64_t elements) {
+  byte_offset += scales ? elements / 2 : elements * bytes_of(dtype);
+  if (scales) scales->byte_offset += elements / kMxGroup;
+}
+
 Dims contiguous_strides(const Dims& shape) {
   Dims strides(shape.size(), 1);
   for (size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];
@@ -167,7 +212,8 @@ std::optional<int64_t> last_element(const Dims& shape, const Dims& strides) {
 }
 
 void ForeignWeights::add(const std::string& parameter, const Dims& shape, WeightPiece piece) {
-  if (!is_compute_type(piece.source.dtype) && piece.source.dtype != DType::f64) {
+  if (!is_compute_type(piece.source.dtype) && piece.source.dtype != DType::f64 &&
+      !piece.source.scales) {
     bad_parameter(parameter, "its elements are integers");
   }
   if (shape.empty() || !inside(piece.rect, shape))

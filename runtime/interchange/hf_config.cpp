@@ -3,15 +3,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <optional>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "runtime/interchange/hf_architectures.h"
 #include "runtime/interchange/hf_config_reader.h"
 #include "runtime/interchange/hf_experts.h"
+#include "runtime/interchange/hf_gpt_oss.h"
 #include "runtime/interchange/hf_latent.h"
+#include "runtime/interchange/hf_mxfp4.h"
 #include "runtime/interchange/hf_rope.h"
 #include "runtime/interchange/hf_windows.h"
 
@@ -251,18 +252,6 @@ void read_smollm3(ConfigReader& config, ModelShape& shape) {
   read_hf_windows(config, {.switched = true, .by_layer = true, .of_unrotated = true}, shape);
 }
 
-// What models of a type have that no setting here says, where they are close to ones that are here.
-std::optional<std::string> other_than_here(const std::string& type) {
-  if (type.starts_with("gemma3n")) {
-    return "vectors of a token for every layer, and layers that share keys";
-  }
-  if (type == "deepseek_v32") return "attention to keys that an indexer chooses";
-  if (type == "olmo") return "layer norms without weights";
-  if (type == "phi") return "attention and feed-forward block that share a norm";
-  if (type == "phimoe") return "layer norms beside experts that are chosen by another rule";
-  return std::nullopt;
-}
-
 void read_family(ConfigReader& config, const std::string& type, ModelShape& shape) {
   if (type == "gpt2") return read_gpt2(config, shape);
   if (type == "gpt_neox") return read_gpt_neox(config, shape);
@@ -274,6 +263,7 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
   if (type == "olmo3") return read_olmo3(config, shape);
   if (type == "exaone4") return read_exaone4(config, shape);
   if (type == "smollm3") return read_smollm3(config, shape);
+  if (type == "gpt_oss") return read_gpt_oss(config, shape);
   if (type == "llama") {
     read_llama_like(config, shape, {1e-6, {10000}});
     read_biases(config, shape);
@@ -352,7 +342,7 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
     read_hf_windows(config, {.window = 4096, .switched = true, .full_below = 28}, shape);
   } else {
     read_llama_like(config, shape, {1e-5, {1e6}});
-    read_mixtral_experts(config, shape);
+    read_mixtral_experts(config, shape, 8, 2);
     read_hf_windows(config, {}, shape);
   }
 }
@@ -388,13 +378,9 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
                              Diagnostics& diagnostics) {
   HfModel model;
   const auto refuse_family = [&](const std::string& what) {
-    diagnostics.add(
-        {.code = "import.family",
-         .what = file + ": " + what,
-         .help = "mtl reads deepseek_v2, deepseek_v3, dots1, exaone4, gemma, gemma2, gemma3, "
-                 "gemma3_text, glm, glm4, gpt2, gpt_neox, kimi_k2, llama, mistral, mixtral, "
-                 "olmo2, olmo3, olmoe, phi3, qwen2, qwen3, qwen2_moe, qwen3_moe, smollm3, "
-                 "stablelm and starcoder2, for causal LM"});
+    diagnostics.add({.code = "import.family",
+                     .what = file + ": " + what,
+                     .help = fmt::format("mtl reads {}, for causal LM", hf_types())});
   };
   if (!json.is_object()) {
     refuse_family("it is not a JSON object");
@@ -404,43 +390,16 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
     return text_of_gemma3(json, file, diagnostics);
   }
   ConfigReader config(json, file, diagnostics);
-  static const std::map<std::string, std::string> kArchitectures = {
-      {"gpt2", "GPT2LMHeadModel"},
-      {"llama", "LlamaForCausalLM"},
-      {"mistral", "MistralForCausalLM"},
-      {"qwen2", "Qwen2ForCausalLM"},
-      {"qwen3", "Qwen3ForCausalLM"},
-      {"mixtral", "MixtralForCausalLM"},
-      {"qwen2_moe", "Qwen2MoeForCausalLM"},
-      {"qwen3_moe", "Qwen3MoeForCausalLM"},
-      {"dots1", "Dots1ForCausalLM"},
-      {"deepseek_v2", "DeepseekV2ForCausalLM"},
-      {"deepseek_v3", "DeepseekV3ForCausalLM"},
-      {"kimi_k2", "DeepseekV3ForCausalLM"},
-      {"stablelm", "StableLmForCausalLM"},
-      {"gpt_neox", "GPTNeoXForCausalLM"},
-      {"phi3", "Phi3ForCausalLM"},
-      {"gemma", "GemmaForCausalLM"},
-      {"gemma2", "Gemma2ForCausalLM"},
-      {"gemma3_text", "Gemma3ForCausalLM"},
-      {"smollm3", "SmolLM3ForCausalLM"},
-      {"olmo2", "Olmo2ForCausalLM"},
-      {"olmo3", "Olmo3ForCausalLM"},
-      {"olmoe", "OlmoeForCausalLM"},
-      {"exaone4", "Exaone4ForCausalLM"},
-      {"glm", "GlmForCausalLM"},
-      {"glm4", "Glm4ForCausalLM"},
-      {"starcoder2", "Starcoder2ForCausalLM"}};
   const std::string type = config.text("model_type", "");
-  const auto known = kArchitectures.find(type);
-  if (known == kArchitectures.end()) {
+  const auto known = hf_architecture(type);
+  if (!known) {
     const auto why = other_than_here(type);
     refuse_family(type.empty() ? "'model_type' is missing"
                   : why        ? fmt::format("models of type '{}' are not here: {}", type, *why)
                                : fmt::format("models of type '{}' are not known here", type));
     return model;
   }
-  model.architecture = known->second;
+  model.architecture = *known;
   // A base model without its head is the same weights; another head is not.
   if (const nlohmann::json* const classes = config.find("architectures")) {
     const std::string base = model.architecture.substr(0, model.architecture.find("LM"))
@@ -453,6 +412,15 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
   shape.vocab = config.size("vocab_size");
   shape.init_std = config.number("initializer_range", 0.02);
   read_family(config, type, shape);
+  if (type == "gpt_oss" && read_mxfp4(config)) {
+    model.mxfp4 = true;
+    if (shape.hidden % kMxGroup != 0 || shape.ffn % kMxGroup != 0) {
+      config.refuse(
+          fmt::format("the widths {} and {} have no groups of 32, which MXFP4 has a "
+                      "scale for",
+                      shape.hidden, shape.ffn));
+    }
+  }
   if (shape.has_latents()) model.layers_ahead = config.size("num_nextn_predict_layers", 0);
   const auto positive = [&](const char* what, int64_t value) {
     if (value >= 1) return true;

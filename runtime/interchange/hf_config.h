@@ -20,6 +20,7 @@ struct HfModel {
   // Layers behind those of the model, which predict tokens further ahead (DeepSeek-V3's multi-token
   // prediction, arXiv 2412.19437) and are not read.
   int64_t layers_ahead = 0;
+  bool mxfp4 = false;  // the weights of experts are (hf_mxfp4.h)
 };
 
 // Reads every field that changes the mathematics, or refuses it. Problems go to `diagnostics` as

@@ -81,6 +81,7 @@ ConfigReader ConfigReader::section(const std::string& key) {
 
 void ConfigReader::finish() {
   for (const char* key : {"quantization_config", "compression_config"}) {
+    if (seen_.contains(key)) continue;  // and read
     const nlohmann::json* const quantised = find(key);
     if (quantised == nullptr) continue;
     // DeepSeek-V3 and Kimi K2 are published like that alone, and come with a program for it.

@@ -5,6 +5,7 @@
 
 #include "runtime/interchange/hf_config.h"
 #include "runtime/interchange/hf_experts.h"
+#include "runtime/interchange/hf_gpt_oss.h"
 #include "runtime/interchange/hf_latent.h"
 #include "runtime/interchange/hf_rope.h"
 #include "runtime/interchange/hf_windows.h"
@@ -124,6 +125,8 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
     for (const char* other : {"rms_norm_eps", "head_dim"}) config.erase(other);
   } else if (shape.has_latents()) {
     write_latents(shape, config);
+  } else if (model.architecture == "GptOssForCausalLM") {
+    write_gpt_oss(shape, config);
   } else if (model.architecture == "Dots1ForCausalLM") {
     config["model_type"] = "dots1";
     config["attention_bias"] = false;

@@ -37,9 +37,10 @@ void set_dense_layers(ConfigReader& config, ModelShape& shape, const std::vector
 
 }  // namespace
 
-void read_mixtral_experts(ConfigReader& config, ModelShape& shape) {
-  shape.experts = config.size("num_local_experts", 8);
-  read_chosen_experts(config, shape, 2);
+void read_mixtral_experts(ConfigReader& config, ModelShape& shape, int64_t experts,
+                          int64_t chosen) {
+  shape.experts = config.size("num_local_experts", experts);
+  read_chosen_experts(config, shape, chosen);
 }
 
 void read_qwen_experts(ConfigReader& config, ModelShape& shape, int64_t experts, int64_t chosen,

@@ -11,7 +11,8 @@
 
 namespace mtl {
 
-void read_mixtral_experts(ConfigReader& config, ModelShape& shape);
+// Mixtral's, and gpt-oss's; what holds where the file does not say it.
+void read_mixtral_experts(ConfigReader& config, ModelShape& shape, int64_t experts, int64_t chosen);
 // What Qwen's two kinds of mixtures have in common; what holds where the file does not say it.
 void read_qwen_experts(ConfigReader& config, ModelShape& shape, int64_t experts, int64_t chosen,
                        int64_t ffn);

@@ -101,7 +101,9 @@ ExportReport export_hf(const ExportOptions& options) {
     }
     SafetensorsFile file(folder.path() / name, entries);
     for (const HfTensor& tensor : shards[i]) {
-      file.append(to_dtype(assemble(tensor.layout, table, read), tensor.dtype));
+      for (const ForeignTensor& slice : slices_of(tensor.layout)) {
+        file.append(to_dtype(assemble(slice, table, read), tensor.dtype));
+      }
       report.parameters += tensor.numel();
       report.bytes += tensor.bytes();
     }

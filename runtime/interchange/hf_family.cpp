@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/interchange/hf_config.h"
+#include "runtime/interchange/hf_gpt_oss.h"
 #include "runtime/interchange/hf_latent.h"
 
 namespace mtl {
@@ -172,7 +173,6 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
     return notes;
   }
   if (shape.experts == 0) return notes;
-  add(shape.bias, "experts with biases: no family has them");
   if (shape.moe_scores.sigmoid) {
     // dots.llm1, or nothing.
     std::vector<int64_t> first(shape.dense_layers.size());
@@ -206,6 +206,7 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
 // The family that is closest; what of it a model is not, the notes say.
 std::string architecture_of(const ModelShape& shape) {
   if (shape.has_latents()) return latent_architecture(shape);
+  if (is_near_gpt_oss(shape)) return "GptOssForCausalLM";
   if (shape.family() == Family::gpt2 && shape.experts == 0) return "GPT2LMHeadModel";
   if (is_glm(shape)) return shape.norms_outputs() ? "Glm4ForCausalLM" : "GlmForCausalLM";
   if (is_starcoder2(shape)) return "Starcoder2ForCausalLM";
@@ -286,6 +287,8 @@ HfModel hf_model_of(const ModelShape& shape) {
   const bool whole = shape.family() == Family::gpt2 && shape.experts == 0;
   if (shape.has_latents()) {
     notes = latent_obstacles(shape);
+  } else if (is_near_gpt_oss(shape)) {
+    notes = gpt_oss_obstacles(shape);
   } else {
     if (!whole && !is_glm(shape) && !is_starcoder2(shape)) notes = obstacles(shape);
     add_layer_notes(shape, architecture, notes);

@@ -13,6 +13,7 @@
 #include "runtime/checkpoint/strict_json.h"
 #include "runtime/interchange/foreign_model.h"
 #include "runtime/interchange/hf_layout.h"
+#include "runtime/interchange/hf_mxfp4.h"
 #include "runtime/interchange/torch_file.h"
 #include "runtime/plan/shard_table.h"
 
@@ -84,6 +85,7 @@ ForeignTensors read_sharded(const fs::path& index) {
       take(name);
       all.others.emplace(name, dtype);
     }
+    all.bytes.merge(some.bytes);
   }
   for (const auto& [name, file] : map->items()) {
     const auto found = where.find(name);
@@ -147,6 +149,19 @@ bool is_ahead(const HfModel& model, std::string_view name) {
   return end.ec == std::errc() && layer >= first && layer - first < model.layers_ahead;
 }
 
+// The parameters that a tensor holds parts of get them.
+void add_parts(const ForeignTensor& wanted, const StridedTensor& tensor,
+               const std::vector<ParamRow>& table, ForeignWeights& weights) {
+  for (const ForeignPart& part : wanted.parts) {
+    weights.add(table[part.row].name, table[part.row].shape,
+                {.rect = part.rect,
+                 .source = view_of(part, tensor),
+                 .at = Dims(part.rect.extent.size(), 0),
+                 .transposed = part.transposed,
+                 .plus = part.plus});
+  }
+}
+
 void assign(const HfModel& model, const ForeignTensors& there, const fs::path& folder,
             ForeignModel& foreign) {
   constexpr size_t kMostNotes = 12;
@@ -155,6 +170,11 @@ void assign(const HfModel& model, const ForeignTensors& there, const fs::path& f
   const std::vector<ParamRow> table = shard_table(model.shape, false);
   for (const ForeignTensor& wanted : hf_tensors(model, table)) {
     const std::vector<std::string> names = names_of(wanted.name, model.with_pictures);
+    if (wanted.mxfp4) {
+      const auto joined = join_mxfp4(there, names, wanted.shape, used, notes);
+      if (joined) add_parts(wanted, *joined, table, foreign.weights);
+      continue;
+    }
     const auto is_there = [&](const std::string& one) {
       return there.tensors.contains(one) || there.others.contains(one);
     };
@@ -172,14 +192,7 @@ void assign(const HfModel& model, const ForeignTensors& there, const fs::path& f
       notes.push_back(fmt::format("{} is {}, and by config.json it is {}", name,
                                   to_string(tensor->second.shape), to_string(wanted.shape)));
     } else {
-      for (const ForeignPart& part : wanted.parts) {
-        foreign.weights.add(table[part.row].name, table[part.row].shape,
-                            {.rect = part.rect,
-                             .source = view_of(part, tensor->second),
-                             .at = Dims(part.at.size(), 0),
-                             .transposed = part.transposed,
-                             .plus = part.plus});
-      }
+      add_parts(wanted, tensor->second, table, foreign.weights);
     }
   }
   int64_t ahead = 0;
@@ -243,6 +256,10 @@ ForeignTensors read_safetensors(const fs::path& path) {
       all.tensors.emplace(entry.name, std::move(tensor));
     } else {
       all.others.emplace(entry.name, entry.dtype);
+      tensor.dtype = DType::u8;
+      if (entry.dtype == safetensors_name(DType::u8)) {
+        all.bytes.emplace(entry.name, std::move(tensor));
+      }
     }
   }
   return all;

@@ -220,6 +220,9 @@ std::vector<std::string> latent_obstacles(const ModelShape& shape) {
   add(shape.attention_cap > 0, "model.attention_cap", " has none");
   add(shape.logit_cap > 0, "model.logit_cap", " has none");
   add(shape.embedding_scale != 1, "model.embedding_scale", " has none");
+  add(shape.attention_sinks, "model.attention_sinks", " has none");
+  add(shape.glu_offset != 0, "model.glu_offset", " has none");
+  add(shape.glu_clamp > 0, "model.glu_clamp", " has none");
   if (shape.experts > 0) add_mixture_notes(shape, notes);
   return notes;
 }

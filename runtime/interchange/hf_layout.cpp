@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "runtime/interchange/hf_gpt_oss.h"
 #include "runtime/interchange/megatron_layout.h"
 
 namespace mtl {
@@ -86,7 +87,7 @@ void put_pairs_together(ForeignTensor& tensor, const ModelShape& shape) {
     part.rect.offset[0] = ours;
     part.rect.extent[0] = rows;
     part.at[0] = theirs;
-    part.row_step = step;
+    part.step = step;
     tensor.parts.push_back(std::move(part));
   };
   const int64_t turned = shape.rotary_dim(), half = turned / 2;
@@ -128,6 +129,9 @@ std::vector<ForeignTensor> hf_tensors(const HfModel& model, const std::vector<Pa
         name.find(".q_proj.") != std::string::npos || name.find(".k_proj.") != std::string::npos;
     if (glm && turned) put_pairs_together(tensor, model.shape);
     add_fused(tensors, std::move(tensor), fused);
+  }
+  if (model.architecture == "GptOssForCausalLM") {
+    return join_experts(std::move(tensors), model.shape, model.mxfp4);
   }
   return tensors;
 }

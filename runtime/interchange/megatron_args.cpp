@@ -92,6 +92,15 @@ ModelShape MegatronArgs::shape() {
   read_norm(shape);
   read_positions(shape);
   read_windows(shape);
+  if (const std::string softmax = text("softmax_type", "vanilla"); softmax != "vanilla") {
+    refuse(fmt::format("args.softmax_type is {}: scores of no key are not imported from Megatron",
+                       softmax));
+  }
+  for (const char* gate : {"glu_linear_offset", "activation_func_clamp_value"}) {
+    if (number(gate, 0) == 0) continue;
+    refuse(fmt::format("args.{} is {}: gates are SwiGLU's here, without offset and clamp", gate,
+                       number(gate, 0)));
+  }
   shape.attention_scale = number("softmax_scale", 0);
   if (!(shape.attention_scale >= 0)) refuse("args.softmax_scale is not above 0");
   shape.tie_embeddings = !boolean("untie_embeddings_and_output_weights", false);

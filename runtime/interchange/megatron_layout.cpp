@@ -125,6 +125,13 @@ std::string megatron_obstacle(const ModelShape& shape, int64_t tp) {
   if (shape.attention_cap > 0 || shape.logit_cap > 0) {
     return "Megatron caps neither scores nor logits (model.attention_cap, model.logit_cap)";
   }
+  if (shape.attention_sinks) {
+    return "scores of no key are not laid out for Megatron (model.attention_sinks)";
+  }
+  if (shape.activation == Activation::quick_geglu || shape.glu_offset != 0 || shape.glu_clamp > 0) {
+    return "gates are SwiGLU's in Megatron's layout, without offset and clamp (model.activation, "
+           "model.glu_offset, model.glu_clamp)";
+  }
   const RopeScaling& scaling = shape.rope_scaling;
   if (scaling.type == RopeScalingType::yarn || scaling.type == RopeScalingType::longrope) {
     return fmt::format("rotary positions scaled as '{}' are not laid out for Megatron",

@@ -160,10 +160,10 @@ const std::vector<MegatronOthers>& megatron_left_out() {
 
 const std::vector<MegatronOthers>& megatron_refused() {
   static const std::vector<MegatronOthers> rows = {
-      others("the activation is GELU or SwiGLU", "squared-relu quick-geglu"),
+      others("the activation is GELU, or a gate of SiLU or GELU", "squared-relu"),
       others("elements of the two halves of what is rotated are pairs", "rotary-interleaved"),
       others("norms stand before each block", "apply-residual-connection-post-layernorm"),
-      others("what attention makes has no gate, and its softmax is the usual one",
+      others("what attention makes has no gate, and queries and keys have RMS norms alone",
              "qk-l2-norm qk-clip attention-output-gate"),
       others("layers differ in their experts alone, and there is one token to foresee",
              "mtp-num-layers mtp-loss-scaling-factor hybrid-layer-pattern spec "

@@ -49,6 +49,7 @@ class MegatronReader {
                      const std::string& list_key, int64_t named);
   void experts();
   void positions();
+  void yarn();
   void latents();
   void layout();
   void recomputes();

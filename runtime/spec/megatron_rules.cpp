@@ -26,8 +26,25 @@ void MegatronReader::model() {
     refuse("qk-layernorm",
            "norms of queries, keys and latents are RMS norms (--normalization RMSNorm)");
   }
+  const bool quick = has("quick-geglu"), gated = has("swiglu") || quick;
+  if (has("swiglu") && quick) refuse("quick-geglu", "--swiglu is another activation");
+  if (quick && !has("ffn-hidden-size") && hidden) {
+    set("model.ffn", std::to_string(*hidden * 4), "quick-geglu");
+  }
+  if (!gated) {
+    drop("model.glu_offset");
+    drop("model.glu_clamp");
+  }
+  const std::string softmax = text("softmax-type");
+  if (softmax == "learnable") {
+    set("model.attention_sinks", "true", "softmax-type");
+  } else if (!softmax.empty() && softmax != "vanilla") {
+    refuse(fmt::format("softmax-type {}", softmax),
+           "the score of no key is a learned one of each head (learnable), or there is none "
+           "(vanilla)");
+  }
   const bool fused = !has("disable-bias-linear") && !has("no-bias-gelu-fusion");
-  if (!has("swiglu") && !has("openai-gelu") && !fused) {
+  if (!gated && !has("openai-gelu") && !fused) {
     // Its fused kernel is the tanh form, and F.gelu the exact one.
     set("model.activation", "gelu_exact",
         has("disable-bias-linear") ? "disable-bias-linear" : "no-bias-gelu-fusion");
@@ -115,6 +132,7 @@ void MegatronReader::positions() {
     return;
   }
   layer_pattern("no-rope-freq", "model.position.skip.every", "model.position.skip.layers", 1);
+  if (text("position-embedding-type") == "yarn") return yarn();
   const char* const kLinear = "rotary-seq-len-interpolation-factor";
   const auto linear = value(kLinear), llama = value("rope-scaling-factor");
   if (linear && has("use-rope-scaling")) refuse(kLinear, "--use-rope-scaling is another scaling");
@@ -126,10 +144,33 @@ void MegatronReader::positions() {
   }
 }
 
+void MegatronReader::yarn() {
+  const char* const kFactor = "rotary-scaling-factor";
+  const double factor = number(kFactor).value_or(1);
+  if (has("multi-latent-attention") || factor <= 1) return;
+  if (has("use-rope-scaling")) refuse("use-rope-scaling", "yarn is another scaling");
+  set("model.position.scaling.type", "yarn", "position-embedding-type");
+  set("model.position.scaling.factor", number_text(factor), kFactor);
+  const char* const kOriginal = "yarn-original-max-position-embeddings";
+  set("model.position.scaling.original_max_seq", value(kOriginal).value_or("4096"), kOriginal);
+  for (const auto& [flag, key] :
+       {std::pair("yarn-beta-fast", "model.position.scaling.beta_fast"),
+        std::pair("yarn-beta-slow", "model.position.scaling.beta_slow")}) {
+    if (const auto given = value(flag)) set(key, *given, flag);
+  }
+  const char* const kNotRounded = "no-yarn-correction-range-round-to-int";
+  if (has(kNotRounded)) set("model.position.scaling.truncate", "false", kNotRounded);
+  const double mscale = number("mscale").value_or(1), all = number("mscale-all-dim").value_or(0);
+  if (mscale == 1 && all == 0) return;  // as mtl has it
+  set("model.position.scaling.attention_factor",
+      number_text((0.1 * mscale * std::log(factor) + 1) / (0.1 * all * std::log(factor) + 1)),
+      "mscale");
+}
+
 void MegatronReader::latents() {
   const char* const kLatents = "multi-latent-attention";
   if (!has(kLatents)) return;
-  if (setting("model.position.type") != "rope") {
+  if (setting("model.position.type") != "rope" || text("position-embedding-type") == "yarn") {
     return refuse(kLatents, "it goes with --position-embedding-type rope");
   }
   if (!has("qk-layernorm")) return refuse(kLatents, "latents have norms here (--qk-layernorm)");

@@ -27,7 +27,8 @@ import sys
 import numpy
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.modeling_attn_mask_utils import AttentionMaskConverter
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "interchange")
@@ -49,6 +50,16 @@ def deepseek_like():
     config = llama_like(16)
     config["num_key_value_heads"] = config["num_attention_heads"]
     return config
+
+
+def gpt_oss_like(**other):
+    config = {**llama_like(16), **other}
+    kinds = ["sliding_attention", "full_attention"]
+    return dict(
+        head_dim=8, sliding_window=4, layer_types=kinds[:config["num_hidden_layers"]],
+        num_experts_per_tok=2, pad_token_id=None,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                      "truncate": False, "original_max_position_embeddings": 16}, **config)
 
 
 def configs():
@@ -105,6 +116,10 @@ def configs():
     yield "qwen3-moe", transformers.Qwen3MoeConfig(
         num_experts=6, num_experts_per_tok=3, moe_intermediate_size=12, norm_topk_prob=True,
         head_dim=8, **llama_like(16))
+    yield "gpt-oss", transformers.GptOssConfig(num_local_experts=4, **gpt_oss_like())
+    # As it is published, with experts in MXFP4.
+    yield "gpt-oss-mxfp4", transformers.GptOssConfig(num_local_experts=3, **gpt_oss_like(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1))
     stablelm = llama_like()
     stablelm["layer_norm_eps"] = stablelm.pop("rms_norm_eps")
     yield "stablelm", transformers.StableLmConfig(
@@ -151,6 +166,8 @@ def randomise(model):
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
             scale = 0.25 if parameter.dim() > 1 else 0.1
+            if name.endswith(("sinks", "gate_up_proj")):
+                scale = 1  # sinks as large as scores, and values that gpt-oss clamps
             norm = parameter.dim() == 1 and name.endswith("weight") and \
                 not model.config.model_type.startswith("gemma")  # whose norms have the 1 in their code
             parameter.copy_(scale * noise + (1 if norm else 0))
@@ -200,6 +217,46 @@ def logits_of(model):
     return logits
 
 
+def pack_experts(model):
+    """Experts of numbers that MXFP4 has, as transformers reads them; those tensors as they are
+    published."""
+    generator = torch.Generator().manual_seed(11)
+    packed = {}
+    for n, layer in enumerate(model.model.layers):
+        for name in ("gate_up_proj", "down_proj"):
+            weight = getattr(layer.mlp.experts, name)
+            experts, inputs, outputs = weight.shape
+            blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16),
+                                   dtype=torch.uint8, generator=generator)
+            scales = torch.randint(121, 126, (experts, outputs, inputs // 32), dtype=torch.uint8,
+                                   generator=generator)
+            scales[0, :2, 0] = torch.tensor([0, 1])  # the smallest ones
+            weight.data = convert_moe_packed_tensors(blocks, scales).float()
+            base = f"model.layers.{n}.mlp.experts.{name}"
+            packed[base] = {f"{base}_blocks": blocks, f"{base}_scales": scales}
+    return packed
+
+
+def write_packed(folder, packed):
+    """Puts them in the place of plain experts, which go to decoded.safetensors."""
+    path = os.path.join(folder, "model.safetensors")
+    tensors = load_file(path)
+    save_file({name: tensors.pop(name) for name in packed},
+              os.path.join(folder, "decoded.safetensors"))
+    for two in packed.values():
+        tensors.update(two)
+    save_file(tensors, path, metadata={"format": "pt"})
+    path = os.path.join(folder, "config.json")
+    with open(path) as file:
+        config = json.load(file)
+    config["quantization_config"] = {"modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+        "quant_method": "mxfp4"}
+    with open(path, "w") as out:
+        json.dump(config, out, indent=2, sort_keys=True)
+        out.write("\n")
+
+
 def make_folders(wanted):
     for name, config in configs():
         if wanted and name not in wanted:
@@ -207,15 +264,18 @@ def make_folders(wanted):
         config._attn_implementation = "eager"  # the sliding window is in its mask
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         randomise(model)
+        packed = pack_experts(model) if name == "gpt-oss-mxfp4" else None
         folder = os.path.join(HERE, name)
         logits = logits_of(model)  # before a change of type rounds the table of rotations, too
         # GPT-2 in shards, one in bfloat16, one as pytorch_model.bin.
-        if name in ("qwen2", "mistral", "llama-yarn", "phi3"):
+        if name in ("qwen2", "mistral", "llama-yarn", "phi3", "gpt-oss-mxfp4"):
             model = model.to(torch.bfloat16)
         model.save_pretrained(folder, max_shard_size="16KB" if name == "gpt2" else "1GB",
                               safe_serialization=name != "llama-tied")
         with open(os.path.join(folder, "logits.json"), "w") as out:
             json.dump({"prompts": PROMPTS, "logits": logits}, out)
+        if packed:
+            write_packed(folder, packed)
 
 
 # Megatron -----------------------------------------------------------------------------------------

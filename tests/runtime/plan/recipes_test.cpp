@@ -25,6 +25,8 @@ TEST_CASE("recipes have the published numbers of parameters") {
       {"llama3-405b", 405'853'388'800},
       {"mixtral-8x7b", 46'702'792'704},
       {"qwen3-30b-a3b", 30'532'122'624},
+      {"gpt-oss-20b", 20'914'757'184},
+      {"gpt-oss-120b", 116'829'156'672},
       {"dots-llm1", 142'774'381'696},
       {"deepseek-v2-lite", 15'706'484'224},
       {"deepseek-v2", 235'741'434'880},

@@ -202,6 +202,68 @@ TEST_CASE("Llama 3 8B and a mixture, as Megatron-LM's examples have them") {
   CHECK(translated(one + "--moe-router-pre-softmax").settings.at("model.moe.normalize") == "false");
 }
 
+TEST_CASE("gpt-oss, as Megatron-LM's flags have it") {
+  const std::string oss =
+      kSmall +
+      "--group-query-attention --num-query-groups 2 --normalization RMSNorm --quick-geglu "
+      "--glu-linear-offset 1.0 --activation-func-clamp-value 7.0 --window-size 127,0 "
+      "--window-attn-skip-freq 2 --rotary-base 150000 --num-experts 32 --moe-router-topk 4 "
+      "--moe-ffn-hidden-size 96 --hidden-dropout 0.0 --attention-dropout 0.0 ";
+  const std::string yarn =
+      "--position-embedding-type yarn --rotary-scaling-factor 32.0 "
+      "--yarn-original-max-position-embeddings 2048 --yarn-beta-fast 16.0 --yarn-beta-slow 2.0 "
+      "--mscale 1.0 --mscale-all-dim 0.0 ";
+  const Translated whole = translated(oss + yarn +
+                                      "--softmax-type learnable "
+                                      "--no-yarn-correction-range-round-to-int");
+  CHECK(whole.errors == "");
+  CHECK(whole.open.empty());
+  for (const auto& [key, value] :
+       std::map<std::string, std::string>{{"model.activation", "quick_geglu"},
+                                          {"model.glu_offset", "1.0"},
+                                          {"model.glu_clamp", "7.0"},
+                                          {"model.attention_sinks", "true"},
+                                          {"model.ffn", "96"},
+                                          {"model.sliding_window", "128"},
+                                          {"model.full_attention.every", "2"},
+                                          {"model.position.type", "rope"},
+                                          {"model.position.scaling.type", "yarn"},
+                                          {"model.position.scaling.factor", "32"},
+                                          {"model.position.scaling.original_max_seq", "2048"},
+                                          {"model.position.scaling.beta_fast", "16.0"},
+                                          {"model.position.scaling.beta_slow", "2.0"},
+                                          {"model.position.scaling.truncate", "false"}}) {
+    CAPTURE(key);
+    REQUIRE(whole.settings.contains(key));
+    CHECK(whole.settings.at(key) == value);
+  }
+  // Biases everywhere, of experts too, are what holds without a flag, there and here.
+  CHECK_FALSE(whole.settings.contains("model.bias"));
+  CHECK_FALSE(whole.settings.contains("model.position.scaling.attention_factor"));
+  const Translated plain = translated(oss + "--softmax-type vanilla --disable-bias-linear");
+  CHECK(plain.errors == "");
+  CHECK(plain.settings.at("model.activation") == "quick_geglu");
+  CHECK(plain.settings.at("model.bias") == "false");
+  for (const char* none : {"model.attention_sinks", "model.position.scaling.type"}) {
+    CHECK_FALSE(plain.settings.contains(none));
+  }
+  CHECK(translated(oss + "--softmax-type off-by-one").errors ==
+        "--softmax-type off-by-one is not available here: the score of no key is a learned one of "
+        "each head (learnable), or there is none (vanilla)\n");
+  CHECK(translated(oss + yarn + "--yarn-correction-range-round-to-int")
+            .settings.count("model.position.scaling.truncate") == 0);
+  const Translated scaled =
+      translated(oss + "--position-embedding-type yarn --rotary-scaling-factor 4 --mscale 2");
+  CHECK(scaled.settings.at("model.position.scaling.original_max_seq") == "4096");
+  CHECK(std::stod(scaled.settings.at("model.position.scaling.attention_factor")) ==
+        doctest::Approx(0.2 * std::log(4.0) + 1));
+  // Of dense layers Megatron has another width, and of plain ones no gate.
+  CHECK(translated(kSmall + "--quick-geglu").settings.at("model.ffn") == "256");
+  CHECK_FALSE(translated(kSmall + "--glu-linear-offset 1").settings.contains("model.glu_offset"));
+  CHECK(translated(kSmall + "--swiglu --quick-geglu").errors ==
+        "--quick-geglu is not available here: --swiglu is another activation\n");
+}
+
 TEST_CASE("latent attention, as Megatron-LM's examples of DeepSeek have it") {
   const std::string latents =
       kSmall +
@@ -330,12 +392,12 @@ TEST_CASE("flags that follow from others") {
 
 TEST_CASE("what cannot be taken over is an error or named") {
   const std::string errors = translated(kSmall +
-                                        "--softmax-type learnable "
+                                        "--softmax-type off-by-one "
                                         "--squared-relu --lr-decay-style polynomial --lr fast "
                                         "--rampup-batch-size 3 2 10")
                                  .errors;
   for (const char* part :
-       {"--softmax-type learnable is not", "--squared-relu is not",
+       {"--softmax-type off-by-one is not", "--squared-relu is not",
         "--lr-decay-style polynomial is", "--lr: ", "--rampup-batch-size wants"}) {
     CAPTURE(part);
     CAPTURE(errors);
