@@ -5,7 +5,6 @@
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <stdexcept>
 #include <vector>
 
 #include "runtime/device/cpu/cpu_device.h"

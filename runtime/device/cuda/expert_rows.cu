@@ -1,7 +1,6 @@
 // Mixture of experts: the way of the rows to the experts and back, and the block that all tokens go
 // through. Bytes per element of a row, with s the size of the type: gather_rows 2 s, combine_rows
 // (k + 1) s, add_row_products s, add_shared 3 s, add_shared_backward 4 s.
-#include <stdexcept>
 
 #include "runtime/device/cuda/expert_scores.h"
 
