@@ -108,6 +108,11 @@ inline bool fits_wide_warpgroups(DType dtype, const AttentionSize& s) {
 // Which backward the narrower ones have: what is faster as far as it is measured, or as it is
 // wished.
 enum class Backward { measured, split };
+// The heads that it has kernels for capped scores of: Gemma 2's.
+constexpr bool takes_caps(int64_t head_dim) {
+  return head_dim == 128 || head_dim == 256;
+}
+
 // Whether one kernel makes dQ, dK and dV (attention_backward_joint_warpgroups.cu), in sums of its
 // own. Measured on an H200 (docs/benchmarks/gpu-h200.md), against two without sums: 7 to 31 % less
 // time for backward with heads of 64 and 128. Two consumers cannot share the panels of 32 that

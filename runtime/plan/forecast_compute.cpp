@@ -93,7 +93,7 @@ void add_linear(PassWork& pass, const Cluster& cluster, double m, double n, doub
 
 // Attention of these heads on Hopper as a part of the rate that heads of 128 have there, forward
 // and backward together, as measured on an H200 (docs/benchmarks/gpu-h200.md): those that wgmma
-// multiplies, and the rest by mma.
+// multiplies, and the rest by mma; with capped scores all by mma, since nobody has measured others.
 double kernel_share(const Workload& work) {
   const ModelShape& model = work.model;
   const kernel_scratch::AttentionSize size = {

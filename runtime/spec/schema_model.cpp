@@ -186,7 +186,7 @@ Section model_section() {
               {.key = "model.attention_cap",
                .field = [](TrainSpec& s) -> Field { return &s.model.attention_cap; },
                .doc = "Scaled scores x become `cap` tanh(x / `cap`), so that none grows beyond it "
-                      "(Gemma 2: 50). On a GPU attention has the kernels for `mma` then.",
+                      "(Gemma 2: 50).",
                .auto_doc = "0: none",
                .min = 0,
                .max = 1e6,

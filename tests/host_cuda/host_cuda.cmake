@@ -73,7 +73,7 @@ set(long "matmul: results*,matmul: bias*,matmul: every*,fp8: products*,fp8: an o
 list(JOIN long "," long)
 ptx_ops("ops" "*" "attention:*,${long}")
 ptx_ops("attention of Hopper"
-  "attention: stages*,attention: tensor cores at*,attention: tensor cores and heads*,*sinks*" ""
+  "attention: stages*,attention: tensor cores at*,*beyond 128,*that are capped,*sinks*" ""
   MTL_ATTENTION=own MTL_PTX_WATCH=races)
 ptx_ops("attention of Hopper, backward in two" "attention: stages*" "" MTL_ATTENTION=split)
 ptx_ops("attention and norms of Ampere"

@@ -127,7 +127,7 @@ __device__ inline void store_key_rows(const AttentionWork& w, const Consumer& co
   }
 }
 
-template <typename T, int kDim, bool kLimited>
+template <typename T, int kDim, bool kLimited, bool kCaps>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_backward_joint(AttentionWork w, BlockOrder order, QuerySums query_sums,
                              const MTL_GRID_CONSTANT TensorMap qkv,
@@ -339,10 +339,11 @@ __global__ void __launch_bounds__(kThreads, 1)
           kept = kept_of_sums<false, kN>(
               w, barriers.mask.first + place.first + static_cast<uint64_t>(element));
         }
+        if constexpr (kCaps) cap_scores(w, s);
         key_weights<kLimited>(w, place, q, warp_key, stats_at, s);
         products_wait<0>();
         hold(dp);
-        pack_key_sums<T>(w, kept, stats_at, s, dp, p, ds);
+        pack_key_sums<T, kCaps>(w, kept, stats_at, s, dp, p, ds);
         barriers.gradients.wait_to_write(next);
         write_gradients(gradients + static_cast<unsigned>(next % 2) * Shape::kGradients, consumer,
                         ds);
@@ -390,7 +391,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-template <typename T, int kDim, bool kLimited>
+template <typename T, int kDim, bool kLimited, bool kCaps>
 void launch_joint(Queue& queue, const AttentionWork& w, void* memory) {
   using Shape = JointShape<kDim>;
   static_assert(kMostQueries >= Shape::kQueries);
@@ -405,7 +406,7 @@ void launch_joint(Queue& queue, const AttentionWork& w, void* memory) {
   fill(queue, Tensor(turns, DType::f32, {tiles + 1}), 0);
   const BlockOrder keys = order_of_joint_keys(queue, w, Shape::kKeys);
   const dim3 grid(std::min(grid_of(keys).x, static_cast<unsigned>(queue.multiprocessors())));
-  launch_together(attention_backward_joint<T, kDim, kLimited>, grid, dim3(kThreads),
+  launch_together(attention_backward_joint<T, kDim, kLimited, kCaps>, grid, dim3(kThreads),
                   Shape::kSharedBytes, queue.stream(), w, keys, sums, map_of_qkv<T, kDim>(w),
                   map_of_dout<T, kDim>(w));
 }
@@ -414,11 +415,11 @@ void launch_joint(Queue& queue, const AttentionWork& w, void* memory) {
 
 void joint_backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype,
                                   void* scratch) {
-  with_form(w, dtype, [&](auto type, auto dim, auto limited) {
+  with_form(w, dtype, [&](auto type, auto dim, auto limited, auto caps) {
     using T = decltype(type);
     constexpr int kDim = decltype(dim)::value;
     if constexpr (kDim != 96) {
-      launch_joint<T, kDim, decltype(limited)::value>(queue, w, scratch);
+      launch_joint<T, kDim, decltype(limited)::value, decltype(caps)::value>(queue, w, scratch);
     }
   });
 }

@@ -122,8 +122,8 @@ __device__ inline void hand_over(const AttentionWork& w, const Kept<kN>& kept, f
   }
 }
 
-// dS = P (dP - delta) as operand A, of keys x queries.
-template <typename T, int kN>
+// dS = P (dP - delta), times the derivative of a cap, as operand A, of keys x queries.
+template <typename T, bool kCaps, int kN>
 __device__ inline void pack_gradients(const AttentionWork& w, const TwoStats* stats,
                                       const float4* weights, const float (&dp)[kN][4],
                                       uint32_t (&ds)[kN][2]) {
@@ -142,6 +142,9 @@ __device__ inline void pack_gradients(const AttentionWork& w, const TwoStats* st
           weight = fabsf(weight);
         }
         x[i] = weight * (gradient - delta.at[i % 2]);
+        if constexpr (kCaps) {
+          x[i] *= slope_of_cap(w, weight, stats_of_columns(stats, n).lse2.at[i % 2]);
+        }
       }
       ds[n][0] = pack_two<T>(x[0], x[1]);
       ds[n][1] = pack_two<T>(x[2], x[3]);
@@ -155,7 +158,7 @@ __device__ inline void pack_gradients(const AttentionWork& w, const TwoStats* st
 }
 
 // The first consumer's part.
-template <typename T, int kDim, int kValueDim, class Shape>
+template <typename T, int kDim, int kValueDim, bool kCaps, class Shape>
 __device__ inline void make_dv(AttentionWork& w, const KeyTile<Shape>& own,
                                const KeyRooms<Shape>& rooms, const Consumer& consumer) {
   constexpr int kN = Shape::kN;
@@ -184,6 +187,7 @@ __device__ inline void make_dv(AttentionWork& w, const KeyTile<Shape>& own,
       kept = kept_of_sums<false, kN>(
           w, barriers.mask.first + place.first + static_cast<uint64_t>(element));
     }
+    if constexpr (kCaps) cap_scores(w, s);
     key_weights<true>(w, place, q, warp_key, rooms.stats_of(i), s);
     read_before_copies();  // the copy engine is to write where statistics were read
     barriers.queries.done_with(i);
@@ -204,7 +208,7 @@ __device__ inline void make_dv(AttentionWork& w, const KeyTile<Shape>& own,
 }
 
 // The second one's.
-template <typename T, int kDim, int kValueDim, class Shape>
+template <typename T, int kDim, int kValueDim, bool kCaps, class Shape>
 __device__ inline void make_dk(const AttentionWork& w, const KeyTile<Shape>& own,
                                const KeyRooms<Shape>& rooms, const Consumer& consumer) {
   constexpr int kN = Shape::kN;
@@ -225,7 +229,7 @@ __device__ inline void make_dk(const AttentionWork& w, const KeyTile<Shape>& own
     barriers.douts.done_with(i);
     barriers.queries.wait_for(i);
     barriers.weights.wait_for(i);
-    pack_gradients<T>(w, rooms.stats_of(i), rooms.weights_of(i, consumer), dp, ds);
+    pack_gradients<T, kCaps>(w, rooms.stats_of(i), rooms.weights_of(i, consumer), dp, ds);
     read_before_copies();  // of the statistics, which done_with follows a tile later
     barriers.weights.done_with(i);
     multiply_sums<T, kDim>(dk, ds, shared_address(rooms.queries_of(i)));
@@ -239,7 +243,7 @@ __device__ inline void make_dk(const AttentionWork& w, const KeyTile<Shape>& own
       w.row_stride, own.first);
 }
 
-template <typename T, int kDim, int kValueDim>
+template <typename T, int kDim, int kValueDim, bool kCaps>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_paired_key_warpgroups(AttentionWork w, BlockOrder order,
                                     const MTL_GRID_CONSTANT TensorMap qk,
@@ -273,20 +277,20 @@ __global__ void __launch_bounds__(kThreads, 1)
     take_registers<kConsumerRegisters>();
     const Consumer consumer = consumer_of_thread();
     if (consumer.index == 0) {
-      make_dv<T, kDim, kValueDim>(w, own, rooms, consumer);
+      make_dv<T, kDim, kValueDim, kCaps>(w, own, rooms, consumer);
     } else {
-      make_dk<T, kDim, kValueDim>(w, own, rooms, consumer);
+      make_dk<T, kDim, kValueDim, kCaps>(w, own, rooms, consumer);
     }
   }
 }
 
-template <typename T, int kDim, int kValueDim>
+template <typename T, int kDim, int kValueDim, bool kCaps>
 void launch_paired(Queue& queue, const AttentionWork& w) {
   using Shape = KeyShape<kDim, kValueDim>;
   static_assert(kMostQueries >= Shape::kQueries);
   const WideMaps maps = wide_maps<T>(w, kBoxRows);
   const BlockOrder order = order_of_keys(w, Shape::kKeys);
-  launch(attention_paired_key_warpgroups<T, kDim, kValueDim>, grid_of(order), dim3(kThreads),
+  launch(attention_paired_key_warpgroups<T, kDim, kValueDim, kCaps>, grid_of(order), dim3(kThreads),
          Shape::kSharedBytes, queue.stream(), w, order, maps.qk, maps.v, maps.dout);
 }
 
@@ -295,10 +299,18 @@ void launch_paired(Queue& queue, const AttentionWork& w) {
 }  // namespace
 
 void paired_keys_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype) {
+  const auto launch_for = [&](auto type) {
+    using T = decltype(type);
+    if (w.inner != 0) {
+      paired_keys::launch_paired<T, 256, 256, true>(queue, w);
+    } else {
+      paired_keys::launch_paired<T, 256, 256, false>(queue, w);
+    }
+  };
   if (dtype == DType::bf16) {
-    paired_keys::launch_paired<Bf16, 256, 256>(queue, w);
+    launch_for(Bf16{});
   } else {
-    paired_keys::launch_paired<Half, 256, 256>(queue, w);
+    launch_for(Half{});
   }
 }
 

@@ -270,8 +270,10 @@ void launch_two(Queue& queue, const AttentionWork& w) {
 }  // namespace
 
 void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype) {
-  with_form(w, dtype, [&](auto type, auto dim, auto limited) {
-    launch_two<decltype(type), decltype(dim)::value, decltype(limited)::value>(queue, w);
+  with_form(w, dtype, [&](auto type, auto dim, auto limited, auto caps) {
+    if constexpr (!decltype(caps)::value) {
+      launch_two<decltype(type), decltype(dim)::value, decltype(limited)::value>(queue, w);
+    }
   });
 }
 

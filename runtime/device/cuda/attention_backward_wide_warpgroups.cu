@@ -33,7 +33,7 @@ struct QueryShape {
       kConsumers * kOwn + kStages * kStage + sizeof(Barriers) + kAlignment;
 };
 
-template <typename T, int kDim, int kValueDim>
+template <typename T, int kDim, int kValueDim, bool kCaps>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_wide_query_warpgroups(AttentionWork w, BlockOrder order,
                                     const MTL_GRID_CONSTANT TensorMap qk,
@@ -117,10 +117,12 @@ __global__ void __launch_bounds__(kThreads, 1)
       products_wait<1>();  // the scores, and dQ of the tile before
       hold(s[0]);
       if (i > 0) barriers.keys.done_with(i - 1);
+      if constexpr (kCaps) cap_scores(w, s);
       const float factor =
           finish_scores(w, slope, s, own_key - q, k + Shape::kKeys - 1 > warp_query);
       hide_keys(w, place.row, s, q, own_key, factor);
       query_weights(s, factor, stats);
+      if constexpr (kCaps) cap_query_weights(w, s, stats);
       products_wait<0>();
       hold(dp[0]);
       hold(dq[0]);
@@ -276,13 +278,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-template <typename T, int kDim, int kValueDim>
+template <typename T, int kDim, int kValueDim, bool kCaps>
 void launch_queries(Queue& queue, const AttentionWork& w) {
   using Shape = QueryShape<kDim, kValueDim>;
   static_assert(kMostQueries >= Shape::kQueries);
   const WideMaps maps = wide_maps<T>(w, Shape::kBox);
   const BlockOrder order = order_of_queries(w, Shape::kQueries);
-  launch(attention_wide_query_warpgroups<T, kDim, kValueDim>, grid_of(order), dim3(kThreads),
+  launch(attention_wide_query_warpgroups<T, kDim, kValueDim, kCaps>, grid_of(order), dim3(kThreads),
          Shape::kSharedBytes, queue.stream(), w, order, maps.qk, maps.v, maps.dout);
 }
 template <typename T, int kDim, int kValueDim>
@@ -300,7 +302,7 @@ void launch_keys(Queue& queue, const AttentionWork& w) {
 }  // namespace
 
 void wide_backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype) {
-  warpgroups::with_wide_form(w, dtype, [&](auto type, auto dim, auto value_dim) {
+  warpgroups::with_wide_form(w, dtype, [&](auto type, auto dim, auto value_dim, auto caps) {
     using T = decltype(type);
     constexpr int kDim = decltype(dim)::value, kValueDim = decltype(value_dim)::value;
     if constexpr (kDim == 256) {
@@ -308,7 +310,7 @@ void wide_backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dty
     } else {
       wide_backward_kernels::launch_keys<T, kDim, kValueDim>(queue, w);
     }
-    wide_backward_kernels::launch_queries<T, kDim, kValueDim>(queue, w);
+    wide_backward_kernels::launch_queries<T, kDim, kValueDim, decltype(caps)::value>(queue, w);
   });
 }
 

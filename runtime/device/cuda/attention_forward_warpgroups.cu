@@ -61,7 +61,7 @@ __device__ inline ForwardTile forward_tile(const AttentionWork& w, const BlockOr
 // results are written, the copies of the next one are under way. Of 1,024 tokens a tile sees five
 // tiles of keys; starting a block and waiting for its first copies takes half as long. A block's
 // first tile is that of its index, then the next that nobody has taken, which `taken` counts.
-template <typename T, int kDim, int kValueDim, bool kLimited>
+template <typename T, int kDim, int kValueDim, bool kLimited, bool kCaps>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_forward_warpgroups(AttentionWork w, BlockOrder order, unsigned* taken,
                                  const MTL_GRID_CONSTANT TensorMap of_keys,
@@ -161,6 +161,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       // Scores of tile i become weights; returns whether o is to be scaled by `before`.
       const auto weigh = [&](int i, auto& s, float(&before)[1][2], bool diagonal) {
         const int own_key = first_key(i) + consumer.lane % 4 * 2;
+        if constexpr (kCaps) cap_scores(w, s);
         const float factor = finish_scores(w, slope, s, own_key - q, diagonal);
         if constexpr (kLimited) hide_keys(w, place.row, s, q, own_key, factor);
         return softmax.add(s, factor, before);
@@ -260,24 +261,25 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 void forward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch) {
   fill(queue, Tensor(scratch, DType::f32, {1}), 0);
-  const auto forward = [&](auto type, auto dim, auto value_dim, auto limited) {
+  const auto forward = [&](auto type, auto dim, auto value_dim, auto limited, auto caps) {
     using T = decltype(type);
     constexpr int kDim = decltype(dim)::value, kValueDim = decltype(value_dim)::value;
+    constexpr bool kLimited = decltype(limited)::value, kCaps = decltype(caps)::value;
     using Shape = ForwardShape<kDim, kValueDim>;
     const BlockOrder order = order_of_queries(w, Shape::kQueries);
     const dim3 grid(std::min(grid_of(order).x, static_cast<unsigned>(queue.multiprocessors())));
-    launch(attention_forward_warpgroups<T, kDim, kValueDim, decltype(limited)::value>, grid,
-           dim3(kThreads), Shape::kSharedBytes, queue.stream(), w, order,
-           static_cast<unsigned*>(scratch), map_of_keys<T, kDim>(w),
-           map_of_values<T, kValueDim>(w));
+    launch(attention_forward_warpgroups<T, kDim, kValueDim, kLimited, kCaps>, grid, dim3(kThreads),
+           Shape::kSharedBytes, queue.stream(), w, order, static_cast<unsigned*>(scratch),
+           map_of_keys<T, kDim>(w), map_of_values<T, kValueDim>(w));
   };
   if (w.head_dim > 128) {
-    with_wide_form(w, dtype, [&](auto type, auto dim, auto value_dim) {
-      forward(type, dim, value_dim, std::true_type{});
+    with_wide_form(w, dtype, [&](auto type, auto dim, auto value_dim, auto caps) {
+      forward(type, dim, value_dim, std::true_type{}, caps);
     });
   } else {
-    with_form(w, dtype,
-              [&](auto type, auto dim, auto limited) { forward(type, dim, dim, limited); });
+    with_form(w, dtype, [&](auto type, auto dim, auto limited, auto caps) {
+      forward(type, dim, dim, limited, caps);
+    });
   }
 }
 

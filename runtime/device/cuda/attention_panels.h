@@ -300,29 +300,38 @@ TensorMap map_of_dout(const AttentionWork& w, int rows = kBoxRows) {
   return map_of_heads<T, kDim>(w, w.dout, w.heads, w.value_dim, w.out_stride, rows);
 }
 
-// body(T{}, head_dim, whether queries see only the newer keys) of a call that fits.
+// body(T{}, head_dim, whether queries see only the newer keys, whether scores are capped) of a call
+// that fits. With a cap there is one kernel for both, of the heads that takes_caps() says.
 template <typename Body>
 void with_form(const AttentionWork& w, DType dtype, Body body) {
+  const auto with_type = [&](auto dim, auto limited, auto caps) {
+    if (dtype == DType::bf16) {
+      body(Bf16{}, dim, limited, caps);
+    } else {
+      body(Half{}, dim, limited, caps);
+    }
+  };
   with_panel_dim(w.head_dim, [&](auto dim) {
-    with_limits(w, [&](auto limited) {
-      if (dtype == DType::bf16) {
-        body(Bf16{}, dim, limited);
-      } else {
-        body(Half{}, dim, limited);
-      }
-    });
+    if constexpr (kernel_scratch::takes_caps(decltype(dim)::value)) {
+      if (w.inner != 0) return with_type(dim, std::true_type{}, std::true_type{});
+    }
+    with_limits(w, [&](auto limited) { with_type(dim, limited, std::false_type{}); });
   });
 }
 
-// body(T{}, head_dim, value_dim) of a call of heads beyond 128 that fits: whether queries see only
-// the newer keys is for the kernel to ask, as in attention_tiles.h.
+// body(T{}, head_dim, value_dim, whether scores are capped) of a call of heads beyond 128 that
+// fits: whether queries see only the newer keys is for the kernel to ask, as in attention_tiles.h.
 template <typename Body>
 void with_wide_form(const AttentionWork& w, DType dtype, Body body) {
   const auto with_dims = [&](auto type) {
+    const std::integral_constant<int, 256> wide = {};
     if (w.head_dim == 192) {
-      body(type, std::integral_constant<int, 192>{}, std::integral_constant<int, 128>{});
+      body(type, std::integral_constant<int, 192>{}, std::integral_constant<int, 128>{},
+           std::false_type{});
+    } else if (w.inner != 0) {
+      body(type, wide, wide, std::true_type{});
     } else {
-      body(type, std::integral_constant<int, 256>{}, std::integral_constant<int, 256>{});
+      body(type, wide, wide, std::false_type{});
     }
   };
   if (dtype == DType::bf16) {

@@ -63,17 +63,19 @@ __device__ inline float finish_scores(const AttentionWork& w, float slope, float
 }
 
 // Scores become the tanh that a cap takes of them; scale2 is the cap's then.
+template <int kN>
+__device__ inline void cap_scores(const AttentionWork& w, float (&s)[kN][4]) {
+  MTL_UNROLL()
+  for (int n = 0; n < kN; ++n) {
+    MTL_UNROLL()
+    for (int i = 0; i < 4; ++i) s[n][i] = tanh_of(s[n][i] * w.inner);
+  }
+}
 template <int kM, int kN>
 __device__ inline void cap_scores(const AttentionWork& w, float (&s)[kM][kN][4]) {
   if (w.inner == 0) return;
   MTL_UNROLL()
-  for (int m = 0; m < kM; ++m) {
-    MTL_UNROLL()
-    for (int n = 0; n < kN; ++n) {
-      MTL_UNROLL()
-      for (int i = 0; i < 4; ++i) s[m][n][i] = tanh_of(s[m][n][i] * w.inner);
-    }
-  }
+  for (int m = 0; m < kM; ++m) cap_scores(w, s[m]);
 }
 // The derivative of a cap where a weight P is: the tanh follows from it, and no register has to
 // keep it. A weight of 0 has no gradient.

@@ -7,16 +7,21 @@
 
 namespace mtl::cuda {
 
-// Whether `queue`'s GPU has it, and a call of this form may take it.
+// Whether `queue`'s GPU has it, and a call of this form may take it. Backward of capped scores is
+// one kernel where heads have 128.
 inline bool fits_warpgroups(const Queue& queue, const AttentionShape& s, DType dtype) {
+  if (!queue.has_warpgroups() || !(s.scale > 0)) return false;
+  const bool takes = s.cap == 0 || (kernel_scratch::takes_caps(s.head_dim) &&
+                                    kernel_scratch::adds_up(queue.hopper_backward(), s.head_dim));
   // A box of the copy engine is no higher than the tensor.
-  return queue.has_warpgroups() && s.scale > 0 && s.cap == 0 &&
+  return takes &&
          kernel_scratch::fits_warpgroups(dtype, {s.batch, s.seq, s.heads, s.head_dim, s.values()});
 }
 
 // The same of heads beyond 128.
 inline bool fits_wide_warpgroups(const Queue& queue, const AttentionShape& s, DType dtype) {
-  return queue.has_warpgroups() && s.scale > 0 && s.cap == 0 &&
+  return queue.has_warpgroups() && s.scale > 0 &&
+         (s.cap == 0 || kernel_scratch::takes_caps(s.head_dim)) &&
          kernel_scratch::fits_wide_warpgroups(dtype,
                                               {s.batch, s.seq, s.heads, s.head_dim, s.values()});
 }

@@ -118,8 +118,26 @@ TEST_CASE("attention: tensor cores and heads beyond 128") {
       check(deepseek(with_alibi(shape(3, seq, 4, 2, 192, 0.3f))), dtype, kHopper);
     }
     // These are the general kernels'.
-    check(with_cap(shape(1, 70, 2, 1, 256), 2), dtype, kHopper);
+    check(with_cap(deepseek(shape(1, 70, 2, 1, 192)), 2), dtype, kHopper);
     check(with_values(shape(1, 70, 2, 1, 256), 128), dtype, kHopper);
+  }
+}
+
+TEST_CASE("attention: tensor cores and scores that are capped") {
+  // Heads of 128 and 256 have kernels of Hopper's for them, of the others the general ones take
+  // them; one kernel for every kind of limit.
+  for (const int64_t dim : {128, 256}) {
+    for (const int64_t seq : {32, 65, 129, 200, 270}) {
+      AttentionShape s = with_cap(shape(1, seq, 2, 1, dim), seq < 100 ? 0.5f : 2.0f);
+      if (seq < 100) s.scale = 1;  // nearly all are bent
+      check_kernels(s, seq % 2 == 0 ? DType::bf16 : DType::f16);
+    }
+    for (const DType dtype : k16Bits) {
+      check(with_cap(shape(2, 132, 4, 2, dim, 0.3f), 1), dtype, kHopper);
+      check(with_cap(shape(1, 131, 2, 2, dim, 0.3f), 50), dtype, kHopper);
+      check(with_cap(with_window(shape(1, 270, 2, 1, dim), 64), 1), dtype, kHopper);
+      check_with_documents(with_cap(shape(2, 200, 2, 1, dim, 0.1f), 1), 30, dtype, {kHopper});
+    }
   }
 }
 
@@ -204,7 +222,16 @@ TEST_CASE("attention: which of our kernels a call takes") {
   CHECK(hopper.kind(shape(1, 64, 2, 1, 80), DType::bf16) == "mma");
   CHECK(hopper.kind(shape(1, 64, 2, 1, 256), DType::bf16) == "wgmma");
   CHECK(hopper.kind(shape(1, 31, 2, 1, 256), DType::bf16) == "mma");
-  CHECK(hopper.kind(with_cap(shape(1, 64, 2, 1, 256), 2), DType::bf16) == "mma");
+  for (const int64_t dim : {128, 256}) {
+    CHECK(hopper.kind(with_cap(shape(1, 64, 2, 1, dim), 2), DType::bf16) == "wgmma");
+  }
+  for (const int64_t dim : {64, 96}) {
+    CHECK(hopper.kind(with_cap(shape(1, 64, 2, 1, dim), 2), DType::bf16) == "mma");
+  }
+  CHECK(hopper.kind(with_values(with_cap(shape(1, 64, 2, 1, 192), 2), 128), DType::bf16) == "mma");
+  Gpu split(3, mtl::kernel_scratch::Backward::split);
+  CHECK(split.kind(with_cap(shape(1, 64, 2, 1, 128), 2), DType::bf16) == "mma");
+  CHECK(split.kind(with_cap(shape(1, 64, 2, 1, 256), 2), DType::bf16) == "wgmma");
   CHECK(other.kind(shape(1, 64, 2, 1, 256), DType::bf16) == "mma");
   CHECK(hopper.kind(shape(1, 64, 2, 1, 192), DType::bf16) == "mma");
   CHECK(hopper.kind(shape(1, 64, 2, 1, 264), DType::bf16) == "no tensor cores");
@@ -222,7 +249,8 @@ TEST_CASE("attention: stages of Hopper's copy engine") {
   using mtl::gpu_on_host::Schedule;
   for (const AttentionShape& s :
        {shape(1, 520, 1, 1, 64), with_window(shape(1, 400, 2, 1, 96), 300),
-        shape(1, 330, 1, 1, 128), shape(1, 330, 2, 1, 256),
+        shape(1, 330, 1, 1, 128), shape(1, 330, 2, 1, 256), with_cap(shape(1, 330, 1, 1, 128), 1),
+        with_cap(shape(1, 330, 2, 1, 256), 1),
         with_values(with_window(shape(1, 400, 1, 1, 192), 300), 128),
         with_values(shape(1, 330, 2, 1, 192), 128)}) {
     for (const Engine& engine : {kHopper, kHopperSplit}) {
