@@ -30,13 +30,6 @@ namespace {
 using Layers = std::vector<int64_t>;
 using Change = std::function<void(ModelShape&)>;
 
-ConfigRead read_published(const nlohmann::json& config) {
-  Diagnostics diagnostics;
-  ConfigRead result{model_from_hf_config(config, "c", diagnostics).shape, ""};
-  for (const Diagnostic& d : diagnostics.all()) result.problems += d.what + "\n";
-  return result;
-}
-
 // The fields of published files that tell of the model, as they stand there.
 nlohmann::json v2_lite() {
   return nlohmann::json::parse(R"({
@@ -187,7 +180,7 @@ TEST_CASE("a DeepSeek-V2's mixture, and models without experts") {
 }
 
 TEST_CASE("published models of latent attention") {
-  ConfigRead read = read_published(v2_lite());
+  ConfigRead read = read_config(v2_lite());
   CHECK(read.problems == "");
   CHECK(read.shape.head_dim == 192);
   CHECK(read.shape.latent.q_rank == 0);
@@ -199,7 +192,7 @@ TEST_CASE("published models of latent attention") {
         doctest::Approx(lite * lite / std::sqrt(192.0)).epsilon(1e-14));
   check_returns(read.shape);
 
-  read = read_published(v3());
+  read = read_config(v3());
   CHECK(read.problems == "");
   const double third = 0.1 * std::log(40.0) + 1;
   CHECK(read.shape.attention_scale ==
@@ -222,7 +215,7 @@ TEST_CASE("published models of latent attention") {
         "routed_scaling_factor", "scoring_func", "topk_group", "topk_method", "v_head_dim"}) {
     silent.erase(key);
   }
-  CHECK(to_json(read_published(silent).shape) == to_json(read.shape));
+  CHECK(to_json(read_config(silent).shape) == to_json(read.shape));
 
   nlohmann::json moonlight = v3();
   moonlight.update({{"n_group", 1},
@@ -233,7 +226,7 @@ TEST_CASE("published models of latent attention") {
                     {"rope_scaling", nullptr},
                     {"rope_theta", 50000.0},
                     {"num_nextn_predict_layers", 0}});
-  read = read_published(moonlight);
+  read = read_config(moonlight);
   CHECK(read.problems == "");
   CHECK(read.shape.moe_scores.groups == 1);
   CHECK(read.shape.attention_scale == 0);
@@ -246,7 +239,7 @@ TEST_CASE("published models of latent attention") {
                {"n_routed_experts", 384},
                {"num_attention_heads", 64},
                {"num_key_value_heads", 64}});
-  read = read_published(kimi);
+  read = read_config(kimi);
   CHECK(read.problems == "");
   CHECK(read.shape.experts == 384);
   CHECK(hf_model_of(read.shape).architecture == "DeepseekV3ForCausalLM");
@@ -257,7 +250,7 @@ TEST_CASE("published models of latent attention") {
                  {"n_group", 8},
                  {"topk_group", 3},
                  {"n_routed_experts", 160}});
-  read = read_published(second);
+  read = read_config(second);
   CHECK(read.problems == "");
   CHECK(read.shape.moe_scores.best_of_group(6) == 1);
   // And V3 is published in fp8.

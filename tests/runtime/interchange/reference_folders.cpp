@@ -21,6 +21,14 @@ fs::path reference_folder(const std::string& name) {
   return fs::path(MTL_SOURCE_DIR) / "tests/reference/interchange" / name;
 }
 
+ConfigRead read_config(const nlohmann::json& config) {
+  Diagnostics diagnostics;
+  const HfModel model = model_from_hf_config(config, "c", diagnostics);
+  ConfigRead result{model.shape, "", model.architecture, model.mxfp4};
+  for (const Diagnostic& d : diagnostics.all()) result.problems += d.what + "\n";
+  return result;
+}
+
 ConfigRead read_config(const std::string& folder, const nlohmann::json& changes) {
   auto config = nlohmann::json::parse(read_file(reference_folder(folder) / "config.json"));
   for (const auto& [key, value] : changes.items()) {
@@ -30,10 +38,7 @@ ConfigRead read_config(const std::string& folder, const nlohmann::json& changes)
       config[key] = value == "null" ? nlohmann::json() : value;
     }
   }
-  Diagnostics diagnostics;
-  ConfigRead result{model_from_hf_config(config, "c", diagnostics).shape, ""};
-  for (const Diagnostic& d : diagnostics.all()) result.problems += d.what + "\n";
-  return result;
+  return read_config(config);
 }
 
 void check_returns(const ModelShape& shape) {

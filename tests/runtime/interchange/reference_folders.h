@@ -20,7 +20,10 @@ std::filesystem::path reference_folder(const std::string& name);
 struct ConfigRead {
   ModelShape shape;
   std::string problems;  // "" or what is wrong, or warned of, each with the end of a line
+  std::string architecture;
+  bool mxfp4 = false;  // the weights of experts are
 };
+ConfigRead read_config(const nlohmann::json& config);
 // That of a folder with other fields. null: the field is taken out; "null" is null.
 ConfigRead read_config(const std::string& folder, const nlohmann::json& changes);
 // A shape comes back from the config that is written of it.
