@@ -102,6 +102,7 @@ std::string blocks_words(const ModelShape& model) {
   }
   if (model.qk_norm) text += model.qk_norm_whole ? ", QK-norm of all heads" : ", QK-norm";
   if (model.parallel_residual) text += ", parallel residual";
+  if (model.shared_norm) text += " behind one norm";
   if (model.embedding_scale != 1) {
     text += fmt::format(", embeddings times {:.4g}", model.embedding_scale);
   }
@@ -117,6 +118,10 @@ std::string blocks_words(const ModelShape& model) {
   }
   if (model.attention_cap > 0) text += fmt::format(", scores up to {:.4g}", model.attention_cap);
   if (model.attention_sinks) text += ", attention sinks";
+  if (model.residual_scale != 1) {
+    text += fmt::format(", what blocks add times {:.4g}", model.residual_scale);
+  }
+  if (model.logit_scale != 1) text += fmt::format(", logits times {:.4g}", model.logit_scale);
   if (model.logit_cap > 0) text += fmt::format(", logits up to {:.4g}", model.logit_cap);
   text += model.bias ? ", biases" : ", no biases";
   if (model.qkv_bias != model.bias) {

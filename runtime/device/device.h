@@ -150,9 +150,7 @@ class Device {
     bias_dropout_add(add);
     layernorm_forward(norm);
   }
-  // dx = dropout'(dout), the gradient of x (and of x + bias); the residual's gradient is dout
-  // itself. Without dropout: a copy.
-  virtual void dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) = 0;
+  virtual void dropout_backward(const DropoutBackward& args) = 0;
 
   virtual void cross_entropy_max(const CrossEntropy& args) = 0;  // logits -> row_max (local)
   virtual void cross_entropy_sum(

@@ -62,12 +62,22 @@ struct LayerNorm {
   Tensor amax = {};  // of y
 };
 
-// out = residual + dropout(x + bias).
+// out = residual + scale * dropout(x + bias).
 struct ResidualAdd {
   Tensor x, bias, residual, out;  // [n, c]; bias [c], optional; out may be residual
   Dropout dropout = {};
   int64_t first_row = 0;  // index of an element: (first_row + row) * c + column
+  float scale = 1;
   explicit operator bool() const { return static_cast<bool>(out); }  // whether there is one
+};
+
+// The gradient of x (and of x + bias): dx = scale * dropout'(dout); the residual's is dout itself.
+// With neither: a copy.
+struct DropoutBackward {
+  Tensor dout, dx;  // [n, c], same type; dx may be dout
+  Dropout dropout = {};
+  int64_t first_row = 0;
+  float scale = 1;
 };
 
 struct LayerNormBackward {

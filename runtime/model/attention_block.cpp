@@ -288,7 +288,7 @@ void AttentionBlock::backward(const Pass& pass) const {
 void AttentionBlock::weight_grads(const Pass& pass) const {
   if (!later_dstream_) return;
   const Tensor dbranch = context_.tp.enter(later_dstream(pass), rows_of(branch_, pass));
-  const Tensor normed = again_.norms ? norm_.forward(pass) : norm_.normed(pass);
+  const Tensor normed = normed_again(pass);
   const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
   TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
   proj_linear_.backward_weight_later(pass, rows_of(attended_, pass), dbranch, later_dstream(pass));
@@ -296,6 +296,12 @@ void AttentionBlock::weight_grads(const Pass& pass) const {
   if (latents_) return latents_->backward_weights(pass, x);
   const Tensor dqkv = own_dqkv(pass);
   qkv_linear_.backward_weight_later(pass, x, dqkv, dqkv);
+}
+
+Tensor AttentionBlock::normed_again(const Pass& pass) const {
+  // Of a shared one the feed-forward block has done it, whose turn comes first.
+  if (again_.norms && !context_.shape.shared_norm) return norm_.forward(pass);
+  return norm_.normed(pass);
 }
 
 void AttentionBlock::qkv_backward(const Pass& pass, Tensor dnormed) const {
@@ -312,7 +318,7 @@ void AttentionBlock::backward(const Pass& pass, InputGradient to) const {
     qkv_backward(pass, to.dnormed);
     return backward_to_stream(context_, norm_, pass, to, {});
   }
-  const Tensor normed = again_.norms ? norm_.forward(pass) : norm_.normed(pass);
+  const Tensor normed = normed_again(pass);
   const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
   TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
   attend_backward(pass);

@@ -104,6 +104,8 @@ class AttentionBlock {
   Tensor later_dstream(const Pass& pass) const {
     return stream_rows_of(context_, later_dstream_, in_later(pass));
   }
+  // The normalised stream, for backward.
+  Tensor normed_again(const Pass& pass) const;
   // From there on to the rank's part of the gradient of the normalised stream.
   void qkv_backward(const Pass& pass, Tensor dnormed) const;
   ContextParallel::Sections qkv_sections() const;
@@ -285,6 +287,9 @@ class HeadBlock {
  private:
   // Of `rows` tokens of the pass from `first` on, in the first rows of the logits.
   CrossEntropy cross_entropy(const Pass& pass, int64_t first, int64_t rows) const;
+  // Times model.logit_scale: what the head multiplies, or the gradient of that.
+  void scale(Tensor rows) const;
+  void make_logits(Tensor x, Tensor logits) const;
   // Of all rows of the pass, what the head multiplies.
   Tensor normed_rows(const Pass& pass) const;
   // And in training, in place of the logits, their gradient.
@@ -293,7 +298,7 @@ class HeadBlock {
   const BlockContext& context_;
   VocabShard shard_;
   Norm norm_;
-  Parameter head_;
+  Parameter head_, bias_;
   Buffer logits_, targets_, row_max_, sums_, loss_, gathered_, dnormed_, dresidual_, dinput_amax_;
 };
 

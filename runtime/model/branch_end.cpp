@@ -22,7 +22,8 @@ ResidualAdd BranchEnd::forward(const Pass& pass, Tensor bias, Tensor residual, T
                      .bias = bias,
                      .residual = residual,
                      .out = out,
-                     .dropout = dropout_for(context_, pass, layer_, site_)};
+                     .dropout = dropout_for(context_, pass, layer_, site_),
+                     .scale = static_cast<float>(context_.shape.residual_scale)};
   if (!norm_) return add;
   if (context_.tp.sequence()) context_.device.copy(add.x, norm_->input(pass));
   add.x = context_.tp.own_rows(rows_of(branch_, pass));
@@ -34,9 +35,10 @@ ResidualAdd BranchEnd::forward(const Pass& pass, Tensor bias, Tensor residual, T
 Tensor BranchEnd::backward(const Pass& pass, Tensor dresidual, Tensor room) const {
   const Tensor own = context_.tp.own_rows(rows_of(branch_, pass));
   Tensor dout = dresidual;
-  if (const Dropout dropout = dropout_for(context_, pass, layer_, site_)) {
+  if (!context_.shape.adds_as_it_is()) {
     dout = norm_ ? context_.tp.own_rows(room) : own;
-    drop_backward(context_, pass, dropout, dresidual, dout);
+    drop_backward(context_, pass, dropout_for(context_, pass, layer_, site_), dresidual, dout,
+                  static_cast<float>(context_.shape.residual_scale));
   }
   if (!norm_) return dout;
   norm_->backward(pass, dout, own, false, amax_.in(pass.slot));

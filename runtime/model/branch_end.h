@@ -1,6 +1,7 @@
 // What a block's result goes through on its way into the residual stream: the sum over the TP
 // ranks, the norm behind the block, where the model has one (model.norm.place: OLMo 2, arXiv
-// 2501.00656; Gemma 2, 2408.00118), and dropout:  x + dropout(norm(sum + bias)).
+// 2501.00656; Gemma 2, 2408.00118), dropout and a scale (model.residual_scale: Granite, MiniCPM,
+// arXiv 2404.06395):  x + scale * dropout(norm(sum + bias)).
 #pragma once
 
 #include <optional>

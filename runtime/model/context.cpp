@@ -173,10 +173,13 @@ bool is_one_run(const BlockContext& context, const Pass& pass, const Dropout& dr
 }  // namespace
 
 void drop_backward(const BlockContext& context, const Pass& pass, const Dropout& dropout,
-                   Tensor dout, Tensor dx) {
+                   Tensor dout, Tensor dx, float scale) {
   each_run(context, pass, dropout, [&](const StreamRun& run) {
-    context.device.dropout_backward(dout.row_slice(run.first, run.rows),
-                                    dx.row_slice(run.first, run.rows), dropout, run.of_whole);
+    context.device.dropout_backward({.dout = dout.row_slice(run.first, run.rows),
+                                     .dx = dx.row_slice(run.first, run.rows),
+                                     .dropout = dropout,
+                                     .first_row = run.of_whole,
+                                     .scale = scale});
   });
 }
 
@@ -187,7 +190,8 @@ void add_to_stream(const BlockContext& context, const Pass& pass, ResidualAdd ad
                                      .residual = add.residual.row_slice(run.first, run.rows),
                                      .out = add.out.row_slice(run.first, run.rows),
                                      .dropout = add.dropout,
-                                     .first_row = run.of_whole});
+                                     .first_row = run.of_whole,
+                                     .scale = add.scale});
   });
 }
 

@@ -154,7 +154,7 @@ StreamRun stream_run(const BlockContext& context, const Pass& pass, int64_t firs
 // Device::dropout_backward, Device::bias_dropout_add and Device::add_norm_forward of the rank's
 // part of the stream, with the numbers that its elements have on one rank.
 void drop_backward(const BlockContext& context, const Pass& pass, const Dropout& dropout,
-                   Tensor dout, Tensor dx);
+                   Tensor dout, Tensor dx, float scale = 1);
 void add_to_stream(const BlockContext& context, const Pass& pass, ResidualAdd add);
 void add_to_stream(const BlockContext& context, const Pass& pass, ResidualAdd add,
                    const LayerNorm& norm);

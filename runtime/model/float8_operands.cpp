@@ -32,7 +32,7 @@ Buffer float8_x_inverse(const BlockContext& context, int64_t layer, const std::s
 Buffer float8_stream_amax(const BlockContext& context, int64_t layer, const std::string& slot,
                           Float8Operand operand) {
   const ModelShape& shape = context.shape;
-  const bool changed = shape.dropout_hidden > 0 || shape.norms_outputs();
+  const bool changed = !shape.adds_as_it_is() || shape.norms_outputs();
   if (context.tp.sequence() || (operand == Float8Operand::dy && changed)) return {};
   return float8_amax(context, layer, slot, operand);
 }

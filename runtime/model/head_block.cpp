@@ -10,6 +10,7 @@ HeadBlock::HeadBlock(const BlockContext& context)
       norm_(context, context.shape.layers, "norm", "head"),
       head_(context.shape.tie_embeddings ? context.parameters.find(-1, "tokens")
                                          : context.parameters.find(context.shape.layers, "head")),
+      bias_(context.parameters.find(context.shape.layers, "head.bias")),
       logits_(context.arena.get("logits")),
       targets_(context.arena.get("targets")),
       row_max_(context.arena.get("head.row_max")),
@@ -54,6 +55,7 @@ void HeadBlock::make_losses(const Pass& pass, const CrossEntropy& args, Tensor s
 void HeadBlock::forward(const Pass& pass, const ResidualAdd& before) const {
   Device& device = context_.device;
   const Tensor normed = norm_.forward(pass, before);
+  scale(normed);
   const Tensor x = normed_rows(pass);
   context_.tp.enter(normed, x);
   if (!pass.losses) return;
@@ -67,7 +69,7 @@ void HeadBlock::forward(const Pass& pass, const ResidualAdd& before) const {
     const int64_t rows = std::min(most, tokens - first);
     const CrossEntropy args = cross_entropy(pass, first, rows);
     const Tensor part = x.row_slice(first, rows);
-    device.matmul({.a = part, .b = head_.weight, .c = args.logits, .transpose_b = true});
+    make_logits(part, args.logits);
     make_losses(pass, args, sums_.in(pass.slot).slice(2 * first, 2 * rows));
     if (!pass.training) continue;
     const Tensor dlogits = args.logits;
@@ -79,6 +81,7 @@ void HeadBlock::forward(const Pass& pass, const ResidualAdd& before) const {
                    .c = head_.grad,
                    .transpose_a = true,
                    .accumulate = pass.accumulate || first > 0});
+    if (bias_) device.bias_grad(dlogits, bias_.grad, pass.accumulate || first > 0);
     if (alone) device.matmul(for_x);
   }
   if (!pass.training || alone) return;
@@ -86,7 +89,18 @@ void HeadBlock::forward(const Pass& pass, const ResidualAdd& before) const {
   device.copy(context_.tp.own_rows(dx), normed);
 }
 
+void HeadBlock::scale(Tensor rows) const {
+  const auto factor = static_cast<float>(context_.shape.logit_scale);
+  if (factor != 1) context_.device.scale(rows, factor);
+}
+
+void HeadBlock::make_logits(Tensor x, Tensor logits) const {
+  context_.device.matmul(
+      {.a = x, .b = head_.weight, .c = logits, .transpose_b = true, .bias = bias_.weight});
+}
+
 void HeadBlock::backward(const Pass& pass) const {
+  scale(norm_.normed(pass));
   norm_.backward(pass, norm_.normed(pass), stream_rows_of(context_, dresidual_, pass), false,
                  dinput_amax_.in(pass.slot));
 }
@@ -98,7 +112,7 @@ Tensor HeadBlock::normed_rows(const Pass& pass) const {
 Tensor HeadBlock::logits(const Pass& pass, int64_t row) const {
   const Tensor x = normed_rows(pass).row_slice(row, 1);
   const Tensor out(logits_.tensor.data, logits_.tensor.dtype, {1, shard_.rows});
-  context_.device.matmul({.a = x, .b = head_.weight, .c = out, .transpose_b = true});
+  make_logits(x, out);
   return out.slice(0, shard_.rows);
 }
 

@@ -16,6 +16,8 @@ struct InputGradient {
   // linear, so that the parts of all blocks are added up here, and reduced once behind the last.
   Tensor parts = {};
   bool first = false, last = false;  // of these blocks
+  // Whether the norm has had the gradient of another block's backward, which read its result too.
+  bool shared = false;
 };
 
 // `weights`, if any, makes the gradient of the weight that read the rows, while others travel.

@@ -4,6 +4,16 @@ namespace mtl {
 
 namespace {
 
+// That of attention, where both read its result: its largest magnitude is then that one's
+// operand's.
+Norm norm_of(const BlockContext& context, int64_t layer) {
+  const std::string attention = layer_buffer(layer, "attn");
+  if (context.shape.shared_norm) return Norm(context, layer, "attn.norm", attention);
+  return Norm(context, layer, "mlp.norm", layer_buffer(layer, "mlp"),
+              float8_stream_amax(context, layer, "mlp.up", Float8Operand::x),
+              context.shape.parallel_residual ? attention : "");
+}
+
 // Beside mixtures dense layers have scratch of their own width.
 Buffer scratch(const BlockContext& context, const std::string& name) {
   return context.arena.find((context.shape.experts > 0 ? "mlp.dense_" : "mlp.") + name);
@@ -17,9 +27,7 @@ MlpBlock::MlpBlock(const BlockContext& context, int64_t layer, const PartsAgain&
       again_(again),
       activation_(context.shape.activation),
       gated_(context.shape.gated()),
-      norm_(context, layer, "mlp.norm", layer_buffer(layer, "mlp"),
-            float8_stream_amax(context, layer, "mlp.up", Float8Operand::x),
-            context.shape.parallel_residual ? layer_buffer(layer, "attn") : ""),
+      norm_(norm_of(context, layer)),
       end_(context, layer, "mlp", "mlp.down", DropoutSite::mlp_output),
       up_(context, layer, "mlp.up"),
       down_(context, layer, "mlp.down"),

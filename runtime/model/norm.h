@@ -19,7 +19,8 @@ class Norm {
   Tensor forward(const Pass& pass, const ResidualAdd& before = {}) const;
   // Normalises the planned rows, into `y`.
   void forward_to(const Pass& pass, Tensor y) const;
-  // Adds the gradient of the input to `dx` (add) or writes it; `amax` is that of dx afterwards.
+  // Adds the gradient of the input to `dx` (add) or writes it; `amax` is that of dx afterwards. The
+  // gradients of the norm itself are added to with pass.accumulate.
   void backward(const Pass& pass, Tensor dy, Tensor dx, bool add, Tensor amax) const;
   Tensor amax(const Pass& pass) const { return amax_.in(pass.slot); }
   Tensor input(const Pass& pass) const { return stream_rows_of(context_, input_, pass); }

@@ -7,8 +7,10 @@ ResidualAdd parallel_forward(const BlockContext& context, const AttentionBlock& 
                              const ResidualAdd& before) {
   // Gathered rows lie where the sum will, until the block has read them.
   const Tensor branch = mlp.branch(pass);
-  attention.attend_to(pass, context.tp.enter(attention.norm().forward(pass, before), branch));
-  mlp.expand(of_mlp, context.tp.enter(mlp.norm().forward(pass), branch));
+  Tensor x = context.tp.enter(attention.norm().forward(pass, before), branch);
+  attention.attend_to(pass, x);
+  if (!context.shape.shared_norm) x = context.tp.enter(mlp.norm().forward(pass), branch);
+  mlp.expand(of_mlp, x);
   if (of_mlp.again) return {};
   // One rank adds what is no part of a sum.
   attention.project(pass, branch, context.tp.rank() == 0);
@@ -25,7 +27,9 @@ void parallel_backward(const BlockContext& context, const AttentionBlock& attent
   attention.project_backward(pass, dbranch, dstream);
   const Tensor parts = context.tp.size() > 1 && !context.tp.sequence() ? branch : Tensor();
   mlp.backward(pass, dbranch, dstream, {.dresidual = dresidual, .parts = parts, .first = true});
-  attention.backward(pass, {.dresidual = dresidual, .parts = parts, .last = true});
+  attention.backward(
+      pass,
+      {.dresidual = dresidual, .parts = parts, .last = true, .shared = context.shape.shared_norm});
 }
 
 }  // namespace mtl

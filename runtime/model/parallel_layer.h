@@ -1,5 +1,6 @@
 // A layer whose blocks stand side by side (GPT-NeoX, arXiv 2204.06745; GPT-J):
 //   x + dropout(attention(norm(x)) + mlp(norm'(x)))
+// or of one norm for both (model.norm.shared: Command R, Phi-2).
 // Both read x, and their results are one sum: with tensor parallelism it is reduced once, and
 // backward the gradients of x are too, where each rank has all rows (with sequence parallelism they
 // are of other rows than the norms', and travel apart).

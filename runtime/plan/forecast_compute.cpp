@@ -200,11 +200,11 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
   const ModelShape& model = work.model;
   PassWork pass;
   const double grads = software.main_grad_bytes;
-  // By a norm forward and backward, unless the tensor is gathered or goes through dropout behind
-  // it, and by a gate's op on both sides of it (model/float8_operands.h).
+  // By a norm forward and backward, unless the tensor is gathered, or goes through dropout or is
+  // scaled behind it, and by a gate's op on both sides of it (model/float8_operands.h).
   const bool norm_x = !layout.sequence_parallel && model.norms_inputs();
   const bool norm_dy =
-      !layout.sequence_parallel && (model.dropout_hidden == 0 || model.norms_outputs());
+      !layout.sequence_parallel && (model.adds_as_it_is() || model.norms_outputs());
   const bool parallel = model.parallel_residual;
   const bool gated = model.gated();
   const bool whole = layout.recompute.full != Recompute::Full::none;
@@ -255,9 +255,10 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
         }
       }
     } else {
-      add_linear(feed, cluster, d.n, d.parts * d.ffn, d.h,
-                 linear(fp8.up, norm_x, gated, norm_x && !parts.norms && !parts.mlp), work.compute,
-                 grads);
+      add_linear(
+          feed, cluster, d.n, d.parts * d.ffn, d.h,
+          linear(fp8.up, norm_x && !model.shared_norm, gated, norm_x && !parts.norms && !parts.mlp),
+          work.compute, grads);
       add_linear(feed, cluster, d.n, d.h, d.ffn,
                  linear(fp8.down, gated, norm_dy && (!parallel || layout.tp == 1),
                         !parts.mlp_activation && !parts.mlp),
@@ -272,7 +273,8 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
   // four, two residual additions, or one of blocks side by side (3 h each; with dropout its mask),
   // rotation of what is turned of Q and K (2 each), the activation. One norm of all of a token's
   // heads reads them twice, forward and backward, and keeps them.
-  const double norms_before = model.norms_inputs() ? d.stream * 4 * d.h : 0;
+  const double norms_before =
+      model.norms_inputs() ? d.stream * (model.shared_norm ? 2 : 4) * d.h : 0;
   const double norms = norms_before + (model.norms_outputs() ? d.stream * 4 * d.h : 0) +
                        (model.qk_norm_whole ? d.n * 4 * (d.q + d.kv) : 0);
   const double residual = d.stream * (software.dropout ? 7 : 6) * d.h / (parallel ? 2 : 1);

@@ -24,16 +24,25 @@ LayerKept kept_by_layer(const Workload& work, const LayoutChoice& layout, const 
     return kept;
   }
   // x of a linear: in FP8 its copy along the tokens is kept, and itself only while it is used.
+  const auto copied = [&](bool fp8, double rows) {
+    return fp8 && software.keeps_float8_x && copies && rows == d.n;
+  };
+  const auto save_copy = [&](bool fp8, double rows, double in, bool again) {
+    if (!again && copied(fp8, rows)) save(rows * in);
+  };
   const auto save_x = [&](bool fp8, double rows, double in, bool again) {
-    const bool copied = fp8 && software.keeps_float8_x && copies && !again && rows == d.n;
-    save(rows * in * d.e, again || copied);
-    if (copied) save(rows * in);
+    save(rows * in * d.e, again || copied(fp8, rows));
+    save_copy(fp8, rows, in, again);
   };
   const double statistics = model.norm == NormType::layernorm ? 2 : 1;
   save(kept.input);
   if (model.norms_inputs()) {
     save(statistics * d.stream * 4);
-    save_x(d.fp8.qkv, d.stream, d.h, recompute.norms);
+    // What blocks share is kept unless both have copies.
+    const bool up_has_it = recompute.mlp || copied(d.fp8.up, d.stream);
+    const bool other_reads = model.shared_norm && !up_has_it;
+    save(d.stream * d.h * d.e, recompute.norms || (copied(d.fp8.qkv, d.stream) && !other_reads));
+    save_copy(d.fp8.qkv, d.stream, d.h, recompute.norms);
   }
   if (model.norms_outputs()) save(2 * d.stream * (d.h * d.e + statistics * 4));
   const auto q_rank = static_cast<double>(model.latent.q_rank);
@@ -72,7 +81,9 @@ LayerKept kept_by_layer(const Workload& work, const LayoutChoice& layout, const 
     }
     kept.later = elements * d.e;
   }
-  if (model.norms_inputs()) {
+  if (model.shared_norm) {
+    save_copy(d.fp8.up, d.stream, d.h, recompute.norms || recompute.mlp);
+  } else if (model.norms_inputs()) {
     save_x(d.fp8.up && alone, d.stream, d.h, recompute.norms || recompute.mlp);
   }
   if (model.experts > 0) {

@@ -28,7 +28,7 @@ struct LinkInput {
   double activation() const { return tokens() * static_cast<double>(model().hidden) * element(); }
 };
 
-// traffic.cpp, tensor_per_micro_batch(), of blocks side by side: a gather for each and one
+// traffic.cpp, tensor_per_micro_batch(), of blocks side by side: a gather for each norm and one
 // reduction forward; backward one gather of the gradient and, with SP, what each block has alone.
 LinkPart parallel_tensor_part(const LinkInput& in) {
   const LayoutChoice& layout = in.layout;
@@ -40,17 +40,18 @@ LinkPart parallel_tensor_part(const LinkInput& in) {
   const auto beside = [&](double time) {
     return async ? exposed(in.cluster, time, product) : time;
   };
+  const double forward = sp ? (in.model().shared_norm ? 2 : 3) : 2;
   LinkPart part;
-  part.forward = (sp ? 3 : 2) * one;
+  part.forward = forward * one;
   // Without SP the sum waits for both blocks, and only the last dW is left to run beside it.
   part.backward = sp ? one + 4 * beside(one) : beside(2 * one);
   const double ring = (layout.tp - 1.0) / layout.tp * activation;
-  part.wire = ring * (sp ? 8 : 4);
+  part.wire = ring * (forward + (sp ? 5 : 2));
   if (in.forwards_again()) {
     const double last = sp ? 1 : 2, gathered = layout.recompute.distribute ? 1 : 0;
     part.again = part.forward;
     part.unneeded = (last - gathered) * one;
-    part.wire_again = (sp ? 3 : 2) * ring;
+    part.wire_again = forward * ring;
     part.wire_unneeded = (last - gathered) * ring;
   }
   return part;

@@ -41,13 +41,19 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
   }
   // x of a linear. In FP8 backward multiplies its copy along the tokens, which forward makes beside
   // the other one: that is kept, and x itself only until then.
-  auto save_x = [&](const char* name, const char* slot, std::vector<int64_t> dims, bool again) {
-    const auto found = std::find_if(float8.begin(), float8.end(), [&](const LocalLinear& linear) {
+  auto copies_x = [&](const char* slot, const std::vector<int64_t>& dims) {
+    return std::any_of(float8.begin(), float8.end(), [&](const LocalLinear& linear) {
       return linear.slot == slot && dims == std::vector{d.n, linear.in};
     });
-    const bool copied = found != float8.end() && !again;
-    save(name, compute, std::move(dims), again || copied);
-    if (copied) save(std::string(slot) + kFloat8Kept, DType::f8_e4m3, {found->in, d.n});
+  };
+  auto save_copy = [&](const char* slot, const std::vector<int64_t>& dims, bool again) {
+    if (again || !copies_x(slot, dims)) return;
+    save(std::string(slot) + kFloat8Kept, DType::f8_e4m3, {dims[1], dims[0]});
+  };
+  auto save_x = [&](const char* name, const char* slot, const std::vector<int64_t>& dims,
+                    bool again) {
+    save(name, compute, dims, again || copies_x(slot, dims));
+    save_copy(slot, dims, again);
   };
   auto save_statistics = [&](const std::string& of) {
     if (layernorm) save(of + ".mean", DType::f32, {d.stream});
@@ -62,7 +68,13 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
   save("attn.input", compute, {d.stream, d.h});
   if (shape.norms_inputs()) {
     save_statistics("attn");
-    save_x("attn.normed", "attn.qkv", {d.stream, d.h}, recompute.norms);
+    const std::vector<int64_t> rows = {d.stream, d.h};
+    // What blocks share is kept unless both have copies.
+    const bool up_has_it = recompute.mlp || copies_x("mlp.up", rows);
+    const bool other_reads = shape.shared_norm && !up_has_it;
+    save("attn.normed", compute, rows,
+         recompute.norms || (copies_x("attn.qkv", rows) && !other_reads));
+    save_copy("attn.qkv", rows, recompute.norms);
   }
   // And of latents, what the norm before their product reads and makes, which is multiplied once
   // more where Q, K and V are made again.
@@ -105,7 +117,9 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
     save("mlp.input", compute, {d.stream, d.h});
     if (shape.norms_inputs()) save_statistics("mlp");
   }
-  if (shape.norms_inputs()) {
+  if (shape.shared_norm) {
+    save_copy("mlp.up", {d.stream, d.h}, recompute.norms || recompute.mlp);
+  } else if (shape.norms_inputs()) {
     save_x("mlp.normed", "mlp.up", {d.stream, d.h}, recompute.norms || recompute.mlp);
   }
   if (shape.experts > 0) {

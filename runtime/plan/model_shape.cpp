@@ -92,8 +92,13 @@ Family ModelShape::family() const {
                     heads * head_dim == hidden && !qk_norm && !has_latents() && qkv_bias == bias &&
                     sliding_window == 0 && attention_scale == 0 && attention_cap == 0 &&
                     logit_cap == 0 && !attention_sinks && experts == 0 && !parallel_residual &&
+                    residual_scale == 1 && logit_scale == 1 && !head_bias &&
                     norm_place == NormPlace::input;
   return gpt2 ? Family::gpt2 : Family::llama;
+}
+
+bool ModelShape::has_norm_bias() const {
+  return norm == NormType::layernorm && norm_bias.value_or(bias || family() == Family::llama);
 }
 
 namespace {
@@ -108,6 +113,10 @@ std::vector<int64_t> dense_layers(const TrainSpec::Model& model) {
     }
   }
   return layers;
+}
+
+void set_norm_bias(ModelShape& shape, bool bias) {
+  if (shape.norm == NormType::layernorm && shape.has_norm_bias() != bias) shape.norm_bias = bias;
 }
 
 }  // namespace
@@ -139,6 +148,8 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.qk_norm = model.qk_norm;
   shape.qk_norm_whole = model.qk_norm && model.qk_norm_whole;
   shape.parallel_residual = model.parallel_residual;
+  shape.shared_norm = model.parallel_residual && model.norm.shared;
+  shape.residual_scale = model.residual_scale;
   shape.vocab = vocab;
   shape.vocab_pad_to = model.vocab_pad_to;
   shape.padded_vocab = round_up(vocab, model.vocab_pad_to);
@@ -186,9 +197,12 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   }
   shape.tie_embeddings = model.tie_embeddings;
   shape.embedding_scale = model.embedding_scale;
+  shape.logit_scale = model.logit_scale;
+  shape.head_bias = model.head_bias;
   shape.dropout_hidden = model.dropout.hidden;
   shape.dropout_attention = model.dropout.attention;
   shape.init_std = spec.init.std;
+  if (model.norm.bias != "auto") set_norm_bias(shape, model.norm.bias == "true");
   return shape;
 }
 
@@ -221,8 +235,13 @@ nlohmann::json to_json(const ModelShape& shape) {
     json["latent_value_dim"] = shape.latent.value_dim;
     json["latent_norm_eps"] = shape.latent.norm_eps;
   }
+  if (shape.norm_bias) json["norm_bias"] = *shape.norm_bias;
   if (shape.parallel_residual) json["parallel_residual"] = true;
+  if (shape.shared_norm) json["shared_norm"] = true;
+  if (shape.residual_scale != 1) json["residual_scale"] = shape.residual_scale;
   if (shape.embedding_scale != 1) json["embedding_scale"] = shape.embedding_scale;
+  if (shape.logit_scale != 1) json["logit_scale"] = shape.logit_scale;
+  if (shape.head_bias) json["head_bias"] = true;
   if (shape.sliding_window > 0) json["sliding_window"] = shape.sliding_window;
   if (!shape.full_layers.empty()) json["full_layers"] = shape.full_layers;
   if (shape.attention_scale > 0) json["attention_scale"] = shape.attention_scale;
@@ -280,7 +299,11 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   json.at("bias").get_to(shape.bias);
   shape.qkv_bias = json.value("qkv_bias", shape.bias);
   shape.parallel_residual = json.value("parallel_residual", false);
+  shape.shared_norm = json.value("shared_norm", false);
+  shape.residual_scale = json.value("residual_scale", 1.0);
   shape.embedding_scale = json.value("embedding_scale", 1.0);
+  shape.logit_scale = json.value("logit_scale", 1.0);
+  shape.head_bias = json.value("head_bias", false);
   shape.sliding_window = json.value("sliding_window", int64_t{0});
   shape.full_layers = json.value("full_layers", std::vector<int64_t>());
   shape.attention_scale = json.value("attention_scale", 0.0);
@@ -328,6 +351,9 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   shape.window_rope_base = json.value("window_rope_base", 0.0);
   shape.unrotated_layers = json.value("unrotated_layers", std::vector<int64_t>());
   shape.padded_vocab = round_up(shape.vocab, shape.vocab_pad_to);
+  if (const auto norm_bias = json.find("norm_bias"); norm_bias != json.end()) {
+    shape.norm_bias = norm_bias->get<bool>();
+  }
   return shape;
 }
 

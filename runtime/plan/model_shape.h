@@ -44,6 +44,7 @@ struct ModelShape {
   NormType norm = NormType::layernorm;
   double norm_eps = 1e-5;
   NormPlace norm_place = NormPlace::input;
+  std::optional<bool> norm_bias;  // of layer norms, where it is not the usual one
   Activation activation = Activation::gelu_tanh;
   double glu_offset = 0, glu_clamp = 0;  // of a gated one (device/op_arguments.h, GatedUnit)
   PositionType position = PositionType::learned;
@@ -58,6 +59,8 @@ struct ModelShape {
   // A layer adds attention and feed-forward block of its own input, each behind its own norm, at
   // once (GPT-NeoX); or else the one behind the other.
   bool parallel_residual = false;
+  bool shared_norm = false;   // of such a layer: both read the result of one
+  double residual_scale = 1;  // what a block adds is multiplied by
   // Latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values are made of kv_rank elements
   // of a token behind an RMS norm, and the last rope_dim of a head's head_dim, alone rotated, are
   // one key for all heads; queries are made of q_rank elements likewise, or of the stream (0).
@@ -102,6 +105,8 @@ struct ModelShape {
   bool expert_bias = false;  // experts are chosen by score + a bias, which balances them
   bool tie_embeddings = true;
   double embedding_scale = 1;  // what the tokens' vectors are multiplied by, but not a tied head
+  double logit_scale = 1;      // what logits are multiplied by, before their cap
+  bool head_bias = false;
   double dropout_hidden = 0;
   double dropout_attention = 0;
   double init_std = 0.02;
@@ -131,6 +136,11 @@ struct ModelShape {
   bool rotates_by_window(int64_t layer) const {
     return window_rope_base > 0 && window_of(layer) > 0 && rotates(layer);
   }
+  // Whether norms have a bias. Layer norms usually have one whatever the linear layers have, as
+  // torch's and Megatron's; only a GPT-2 without biases has none there either, as nanoGPT's.
+  bool has_norm_bias() const;
+  // Whether the gradient of what a block adds, before a norm behind it, is that of the stream.
+  bool adds_as_it_is() const { return dropout_hidden == 0 && residual_scale == 1; }
   bool norms_inputs() const { return norm_place != NormPlace::output; }
   bool norms_outputs() const { return norm_place != NormPlace::input; }
   // Whether one matrix of the MLP is a gate of another.

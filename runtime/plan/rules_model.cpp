@@ -267,6 +267,14 @@ void check_model(const RuleInput& input, RuleBook& book) {
                         "model.parallel_residual both are one sum",
                         given.norm.place),
             "set model.parallel_residual=false or model.norm.place=input");
+  book.rule("model.norm", "model.norm.shared", !given.norm.shared || model.parallel_residual,
+            "model.norm.shared is of blocks that read the same, and the feed-forward block reads "
+            "what attention has added",
+            "set model.parallel_residual=true or model.norm.shared=false");
+  book.rule("model.norm", "model.norm.bias",
+            given.norm.bias != "true" || model.norm == NormType::layernorm,
+            "model.norm.bias is of layer norms, and model.norm.type is rmsnorm",
+            "set model.norm.type=layernorm, or leave model.norm.bias out");
   if (model.experts > 0) check_experts(input, book);
   const TrainSpec::Precision& precision = input.spec.precision;
   if (precision.dtype == "fp8") {

@@ -48,10 +48,7 @@ class TableBuilder {
   void add_norm(int layer, const std::string& slot, const std::string& name) {
     const size_t first = rows_.size();
     add(layer, slot + ".weight", name + ".weight", {shape_.hidden}, -1, InitKind::ones);
-    // A layer norm has a bias whatever the linear layers have, as torch's and Megatron's; only a
-    // GPT-2 without biases has none there either, as nanoGPT's.
-    const bool bias = shape_.bias || shape_.family() == Family::llama;
-    if (bias && shape_.norm == NormType::layernorm) {
+    if (shape_.has_norm_bias()) {
       add(layer, slot + ".bias", name + ".bias", {shape_.hidden}, -1, InitKind::zeros);
     }
     // Side by side blocks give the norms before them parts of sums (model/input_gradient.h).
@@ -272,7 +269,7 @@ void add_llama(TableBuilder& table, const ModelShape& shape, double residual_std
     // Gemma 2's and OLMo 2's names where outputs have norms: there what is "post attention" is.
     const bool outputs = shape.norms_outputs();
     if (outputs) table.add_norm(layer, "attn.norm_behind", base + "post_attention_layernorm");
-    if (shape.norms_inputs()) {
+    if (shape.norms_inputs() && !shape.shared_norm) {
       table.add_norm(layer, "mlp.norm",
                      base + (outputs ? "pre_feedforward_layernorm" : "post_attention_layernorm"));
     }
@@ -290,6 +287,10 @@ void add_llama(TableBuilder& table, const ModelShape& shape, double residual_std
   const int head = static_cast<int>(shape.layers);
   table.add_norm(head, "norm", "model.norm");
   if (!shape.tie_embeddings) table.add_vocab(head, "head", "lm_head.weight");
+  if (shape.head_bias) {
+    table.add(head, "head.bias", "lm_head.bias", {shape.vocab}, 0, InitKind::zeros).padded_rows =
+        shape.padded_vocab;
+  }
 }
 
 }  // namespace

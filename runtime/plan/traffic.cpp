@@ -60,9 +60,10 @@ LinkBytes tensor_per_micro_batch(const ModelShape& shape, const MemoryNeeds& nee
   int64_t reductions = 0;  // where it begins: of partial sums
   // Attention and MLP each: in and out, forward and backward; and their input again for the
   // gradient of the weight. Side by side they have one output, and one sum of the gradients of
-  // their input where all ranks have all of its rows (parallel_layer.h).
+  // their input where all ranks have all of its rows (parallel_layer.h); and of one norm one input.
   const bool parallel = shape.parallel_residual;
-  gathers += chunk.layers * (parallel ? 5 : 6);
+  const int64_t inputs = shape.shared_norm ? 1 : 2;
+  gathers += chunk.layers * (inputs + (parallel ? 3 : 4));
   reductions += chunk.layers * (!parallel ? 4 : needs.sequence_parallel ? 3 : 2);
   if (chunk.embedding) {
     reductions += 1;
@@ -82,7 +83,7 @@ LinkBytes tensor_per_micro_batch(const ModelShape& shape, const MemoryNeeds& nee
     }
     if (!group.again) continue;
     norms += group.layers;
-    gathers += 2 * group.layers;
+    gathers += inputs * group.layers;
     // Backward does not need the group's output, unless a norm behind its last block has that.
     reductions += (parallel ? 1 : 2) * group.layers - (shape.norms_outputs() ? 0 : 1);
     if (needs.recompute.distribute) bytes.all_gather += activation;

@@ -41,6 +41,8 @@ struct TrainSpec {
       std::string type = "layernorm";  // layernorm | rmsnorm
       double eps = 1e-5;
       std::string place = "input";  // input | output | both: of attention and feed-forward block
+      std::string bias = "auto";    // auto (layer norms have one, GPT-2's as bias) | true | false
+      bool shared = false;          // blocks side by side read one
     } norm;
     struct Position {
       std::string type = "learned";  // learned | rope | alibi | none
@@ -83,6 +85,7 @@ struct TrainSpec {
       double norm_eps = 1e-6;  // of the norms of these elements
     } latent;
     bool parallel_residual = false;  // attention and feed-forward block side by side
+    double residual_scale = 1;       // of what each of them adds
     // Mixture of experts (model.moe.*): the feed-forward block of a layer is `experts` of them.
     struct Moe {
       int64_t experts = 0;  // 0 = one block for all tokens
@@ -107,6 +110,8 @@ struct TrainSpec {
     } moe;
     bool tie_embeddings = true;
     double embedding_scale = 1;  // of tokens' vectors where they enter
+    double logit_scale = 1;
+    bool head_bias = false;  // of the output layer
     int64_t vocab_pad_to = 128;
     struct Dropout {
       double hidden = 0.0;

@@ -221,7 +221,7 @@ void rows_of_activations(Bench& bench, DType type) {
           {.x = x, .bias = beta, .residual = dy, .out = out, .dropout = dropout});
     });
     bench.row("dropout_backward p=0.1", shape, type, 2 * bytes,
-              [&] { device.dropout_backward(x, out, dropout, 0); });
+              [&] { device.dropout_backward({.dout = x, .dx = out, .dropout = dropout}); });
   }
   if (bench.wants("position")) {
     bench.row("position_forward", shape, type, 2 * bytes,

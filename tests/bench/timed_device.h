@@ -231,9 +231,8 @@ class TimedDevice final : public Device {
     work.bytes += bytes_of({add.x, add.residual});  // what it gives is counted as the norm's x
     timed("residual, norm", work, [&] { device_->add_norm_forward(add, norm); });
   }
-  void dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) override {
-    timed("residual", moves({dout, dx}),
-          [&] { device_->dropout_backward(dout, dx, dropout, first_row); });
+  void dropout_backward(const DropoutBackward& args) override {
+    timed("residual", moves({args.dout, args.dx}), [&] { device_->dropout_backward(args); });
   }
   void cross_entropy_max(const CrossEntropy& args) override {
     timed("cross entropy", moves({args.logits}), [&] { device_->cross_entropy_max(args); });

@@ -4,8 +4,8 @@
 Models of four layers, in the manner of gpt2_reference.py: LLaMA itself, variants with what Llama 3
 and Qwen 3, Qwen 2, and Mistral add, StableLM, GPT-NeoX, Gemma, one with ALiBi, OLMo 2, one with norms on
 both sides of its blocks, as Gemma 2 has them, one whose layers differ in their windows and
-rotations, as those of Gemma 3 and SmolLM3, and two with latent attention, as DeepSeek-V2's. README.md beside this file defines every
-number exactly.
+rotations, as those of Gemma 3 and SmolLM3, two with latent attention, as DeepSeek-V2's, and what Granite,
+Command R and Phi-2 have. README.md beside this file defines every number exactly.
 
   llama_small.json               LLaMA: 50 steps in float64, float32 and bfloat16
   llama_small_grads.safetensors  its gradients of the first step (before clipping)
@@ -27,6 +27,11 @@ number exactly.
   llama_caps.json                capped scores and logits, as Gemma 2 has them: 10 steps
   llama_latent.json              keys and values of latents, queries of others: 10 steps
   llama_latent_plain.json        the same with queries of the stream, scores scaled otherwise: 10 steps
+  llama_granite.json             what blocks add, scores, logits and embeddings are scaled, tied: 10 steps
+  llama_command.json             both blocks of a layer read one LayerNorm without a bias, logits are
+                                 scaled, tied: 10 steps
+  llama_phi.json                 the same with biases everywhere, the head's too, GELU without a gate,
+                                 half of every head rotated: 10 steps
 """
 import math
 
@@ -69,6 +74,13 @@ LATENT = {**LLAMA, "kv_heads": 4, "head_dim": 24,
 LATENT_PLAIN = {**LATENT, "attention_scale": 0.3,
                 "latent": {"kv_rank": 16, "q_rank": 0, "rope_dim": 8, "value_dim": 16,
                            "norm_eps": 1e-2}}
+GRANITE = {**LLAMA, "embedding_scale": 6.0, "residual_scale": 0.3, "attention_scale": 0.2,
+           "logit_scale": 0.25, "tie_embeddings": True}
+COMMAND = {**LLAMA, "norm": {"type": "layernorm", "eps": 1e-5, "bias": False, "shared": True},
+           "parallel_residual": True, "logit_scale": 0.5, "tie_embeddings": True}
+PHI = {**LLAMA, "kv_heads": 4, "norm": {"type": "layernorm", "eps": 1e-5, "shared": True},
+       "parallel_residual": True, "activation": "gelu", "bias": True, "head_bias": True,
+       "position": {"type": "rope", "base": 10000.0, "fraction": 0.5}}
 
 # The norms of a layer where "norm_place" is that ("input" where a model does not say): before and
 # behind attention, before and behind the feed-forward block.
@@ -79,6 +91,8 @@ NORMS = {"input": ("input_layernorm", None, "post_attention_layernorm", None),
 
 
 def norms_of(model):
+    if model["norm"].get("shared"):
+        return ("input_layernorm", None, None, None)
     return NORMS[model.get("norm_place", "input")]
 
 
@@ -99,7 +113,7 @@ def parameters(model):
             return
         name = layer + which
         yield name + ".weight", (h,)
-        if model["norm"]["type"] == "layernorm":
+        if model["norm"]["type"] == "layernorm" and model["norm"].get("bias", True):
             yield name + ".bias", (h,)
 
     yield "model.embed_tokens.weight", (VOCAB, h)
@@ -129,6 +143,8 @@ def parameters(model):
     yield from norm("model.", "norm")
     if not model["tie_embeddings"]:
         yield "lm_head.weight", (VOCAB, h)
+    if model.get("head_bias"):
+        yield "lm_head.bias", (VOCAB,)
 
 
 def latent_parameters(p, model):
@@ -216,6 +232,7 @@ def make_forward(model):
     angles = [torch.outer(places, torch.tensor(frequencies(model, n), dtype=torch.float64)).repeat(1, 2)
               if turns[n] else None for n in layers]
     divisor = 1 / model["attention_scale"] if "attention_scale" in model else math.sqrt(d)
+    added = model.get("residual_scale", 1)
     future = torch.full((SEQ, SEQ), -math.inf, dtype=torch.float64).triu(1)
     windowed = future
     if "sliding_window" in model:  # the newest so many positions, the query's own included
@@ -240,7 +257,7 @@ def make_forward(model):
             gain = number.weight(w[p + ".weight"])
             if model["norm"]["type"] == "rmsnorm":
                 return number.store(rms(number.wide(s), gain, eps))
-            bias = number.weight(w[p + ".bias"])
+            bias = number.weight(w[p + ".bias"]) if p + ".bias" in w else None
             return number.store(F.layer_norm(number.wide(s), (h,), gain, bias, eps))
 
         def project(a, p):
@@ -306,9 +323,11 @@ def make_forward(model):
                 score = capped(score, model["attention_cap"])
             score = torch.softmax(score + masks[n], dim=-1)
             a = number.store((score @ v).transpose(1, 2).reshape(b, t, -1))
-            attended = s + norm(project(a, p + "self_attn.o_proj"), p, behind)
+            read = norm(s, p, before)
+            attended = s + added * norm(project(a, p + "self_attn.o_proj"), p, behind)
             parallel = model.get("parallel_residual", False)
-            a = norm(s if parallel else attended, p, before_mlp)
+            a = read if model["norm"].get("shared") else norm(s if parallel else attended, p,
+                                                              before_mlp)
             s = attended
             up = number.wide(project(a, p + "mlp.up_proj"))
             if model["activation"] == "swiglu":
@@ -318,10 +337,11 @@ def make_forward(model):
             else:
                 exact = model["activation"] == "gelu_exact"
                 inner = F.gelu(up, approximate="none" if exact else "tanh")
-            s = s + norm(project(number.store(inner), p + "mlp.down_proj"), p, behind_mlp)
+            s = s + added * norm(project(number.store(inner), p + "mlp.down_proj"), p, behind_mlp)
         s = norm(s, "model.", "norm")
         head = "model.embed_tokens" if model["tie_embeddings"] else "lm_head"
-        logits = number.wide(linear(number, s, w[head + ".weight"].t()))
+        logits = number.wide(linear(number, s, w[head + ".weight"].t(), w.get("lm_head.bias")))
+        logits = logits * model.get("logit_scale", 1)
         if "logit_cap" in model:
             logits = capped(logits, model["logit_cap"])
         return F.cross_entropy(logits.reshape(-1, VOCAB), y.reshape(-1))
@@ -340,7 +360,8 @@ def main():
                         ("llama_gemma", GEMMA), ("llama_olmo2", OLMO2),
                         ("llama_sandwich", SANDWICH), ("llama_layers", LAYERS),
                         ("llama_caps", CAPS), ("llama_latent", LATENT),
-                        ("llama_latent_plain", LATENT_PLAIN)):
+                        ("llama_latent_plain", LATENT_PLAIN), ("llama_granite", GRANITE),
+                        ("llama_command", COMMAND), ("llama_phi", PHI)):
         result, _ = compare(parameters(model), make_forward(model), model, steps=10)
         write_json(out / f"{name}.json", result)
 

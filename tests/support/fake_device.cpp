@@ -193,8 +193,8 @@ class FakeDevice final : public Device, private Recorder {
   void bias_dropout_add(const ResidualAdd& args) override {
     later([=, this] { cpu_->bias_dropout_add(args); });
   }
-  void dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) override {
-    later([=, this] { cpu_->dropout_backward(dout, dx, dropout, first_row); });
+  void dropout_backward(const DropoutBackward& args) override {
+    later([=, this] { cpu_->dropout_backward(args); });
   }
   void cross_entropy_max(const CrossEntropy& args) override {
     later([=, this] { cpu_->cross_entropy_max(args); });

@@ -255,8 +255,8 @@ class GuardedDevice final : public Device {
   void bias_dropout_add(const ResidualAdd& r) override {
     op({r.x, r.bias, r.residual, r.out, r.dropout.pass}, [&] { cpu_.bias_dropout_add(r); });
   }
-  void dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) override {
-    op({dout, dx, dropout.pass}, [&] { cpu_.dropout_backward(dout, dx, dropout, first_row); });
+  void dropout_backward(const DropoutBackward& d) override {
+    op({d.dout, d.dx, d.dropout.pass}, [&] { cpu_.dropout_backward(d); });
   }
   void cross_entropy_max(const CrossEntropy& c) override {
     op(tensors_of(c), [&] { cpu_.cross_entropy_max(c); });

@@ -53,6 +53,11 @@ void read_model(const nlohmann::json& json, TrainSpec::Model& model) {
   json.at("qk_norm").get_to(model.qk_norm);
   if (json.value("qkv_bias", false)) model.qkv_bias = "true";
   model.parallel_residual = json.value("parallel_residual", false);
+  model.norm.shared = json.at("norm").value("shared", false);
+  if (!json.at("norm").value("bias", true)) model.norm.bias = "false";
+  model.residual_scale = json.value("residual_scale", 1.0);
+  model.logit_scale = json.value("logit_scale", 1.0);
+  model.head_bias = json.value("head_bias", false);
   model.embedding_scale = json.value("embedding_scale", 1.0);
   model.sliding_window = json.value("sliding_window", int64_t{0});
   model.full_attention = layer_choice(json, "full_attention");

@@ -11,6 +11,9 @@ const Choice kModel[] = {
     {"model.norm.eps", 0.1, {"1e-6", "0.001"}},
     {"model.attention_scale", 0.1, {"0.1", "1"}},
     {"model.logit_cap", 0.1, {"2", "15"}},
+    {"model.logit_scale", 0.1, {"0.25", "3"}},
+    {"model.residual_scale", 0.15, {"0.22", "0.6"}},
+    {"model.head_bias", 0.1, {"true"}},
     {"model.attention_sinks", 0.15, {"true"}},
     {"model.sliding_window", 0.25, {"1", "3", "5", "8", "13"}},
     {"model.tie_embeddings", 0.5, {"false"}},
@@ -142,8 +145,13 @@ void draw_model(Draw& draw, Settings& s) {
   }
   if (neox ? draw.chance(0.8) : !experts && draw.chance(0.1)) {
     s.set("model.parallel_residual", "true");
+    if (draw.chance(0.5)) s.set("model.norm.shared", "true");
   }
-  if (any ? draw.chance(0.5) : !gpt2) s.set("model.norm.type", "rmsnorm");
+  if (any ? draw.chance(0.5) : !gpt2) {
+    s.set("model.norm.type", "rmsnorm");
+  } else if (draw.chance(0.2)) {
+    s.set("model.norm.bias", draw.pick({"true", "false"}));
+  }
   draw_positions(draw, s,
                  any    ? draw.pick({"learned", "rope", "alibi", "none"})
                  : neox ? "rope"

@@ -99,7 +99,7 @@ class CpuDevice final : public Device {
   void position_backward(Tensor dout, int64_t seq, Tensor dx, Tensor dpositions, bool accumulate,
                          Dropout dropout, int64_t first_row) override;
   void bias_dropout_add(const ResidualAdd& args) override;
-  void dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) override;
+  void dropout_backward(const DropoutBackward& args) override;
   void cross_entropy_max(const CrossEntropy& args) override;
   void cross_entropy_sum(const CrossEntropy& args) override;
   void cross_entropy_loss(const CrossEntropy& args) override;

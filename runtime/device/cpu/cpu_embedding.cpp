@@ -148,18 +148,20 @@ void CpuDevice::bias_dropout_add(const ResidualAdd& args) {
               .row0 = 0,
               .period = 1,
               .mask = pointer(mask),
-              .first_element = element_of(args.dropout, (args.first_row + begin) * cols)});
+              .first_element = element_of(args.dropout, (args.first_row + begin) * cols),
+              .scale = args.scale});
   });
 }
 
-void CpuDevice::dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) {
+void CpuDevice::dropout_backward(const DropoutBackward& args) {
+  const Tensor &dout = args.dout, &dx = args.dx;
   const int64_t rows = dout.rows(), cols = dout.cols();
   assert(dx.dtype == dout.dtype && dx.numel() == dout.numel());
-  if (!dropout) {
+  if (!args.dropout && args.scale == 1) {
     if (dx.data != dout.data) copy_from_host(dx, dout.data);
     return;
   }
-  const auto mask = mask_of(dropout);
+  const auto mask = mask_of(args.dropout);
   const int64_t row_bytes = cols * bytes_of(dout.dtype);
   const auto add_rows = typed(dout.dtype).add_rows;
   split_rows(rows, cols, [&](int64_t begin, int64_t end) {
@@ -172,7 +174,8 @@ void CpuDevice::dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_
               .row0 = 0,
               .period = 1,
               .mask = pointer(mask),
-              .first_element = element_of(dropout, (first_row + begin) * cols)});
+              .first_element = element_of(args.dropout, (args.first_row + begin) * cols),
+              .scale = args.scale});
   });
 }
 

@@ -13,6 +13,7 @@ struct AddRows {
   int64_t row0 = 0, period = 1;
   Dropout dropout;
   int64_t first_element = 0;
+  float scale = 1;  // of (x + addend), behind dropout
 };
 void add_rows(Queue& queue, const AddRows& args);  // dropout.cu
 

@@ -14,6 +14,7 @@ struct Rows {
   int64_t rows, cols, row0, period;
   EnqueuedMask mask;
   uint64_t first_element;  // of the pass
+  float scale;
 };
 
 // A warp per row.
@@ -44,7 +45,11 @@ __global__ void __launch_bounds__(kBlock, 3) add_rows_kernel(Rows<T> a) {
         for (int k = 0; k < N; ++k) values.at[k] *= factors.at[k];
       }
       if (a.residual != nullptr) {
-        for (int k = 0; k < N; ++k) values.at[k] += residual.at[k];
+        for (int k = 0; k < N; ++k) {
+          values.at[k] = fmaf(values.at[k], a.scale, residual.at[k]);
+        }
+      } else {
+        for (int k = 0; k < N; ++k) values.at[k] *= a.scale;
       }
       store(a.out + i, values);
     }
@@ -65,7 +70,8 @@ void add_rows(Queue& queue, const AddRows& args) {
                           args.row0,
                           args.period,
                           EnqueuedMask(args.dropout),
-                          static_cast<uint64_t>(args.first_element)};
+                          static_cast<uint64_t>(args.first_element),
+                          args.scale};
     // Then the first element of a row is a multiple of four, too, as mask_factors wants it.
     const bool packs = aligned({rows.x, rows.addend, rows.residual, rows.out}) &&
                        rows.cols % kPackOf<T> == 0 && args.dropout.sequence_elements % 4 == 0;
@@ -83,20 +89,22 @@ void bias_dropout_add(Queue& queue, const ResidualAdd& args) {
                    .residual = args.residual,
                    .out = args.out,
                    .dropout = args.dropout,
-                   .first_element = args.first_row * args.x.cols()});
+                   .first_element = args.first_row * args.x.cols(),
+                   .scale = args.scale});
 }
 
-void dropout_backward(Queue& queue, Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) {
-  if (!dropout) {
-    if (dx.data != dout.data) copy(queue, dout, dx);
+void dropout_backward(Queue& queue, const DropoutBackward& args) {
+  if (!args.dropout && args.scale == 1) {
+    if (args.dx.data != args.dout.data) copy(queue, args.dout, args.dx);
     return;
   }
-  add_rows(queue, {.x = dout,
+  add_rows(queue, {.x = args.dout,
                    .addend = {},
                    .residual = {},
-                   .out = dx,
-                   .dropout = dropout,
-                   .first_element = first_row * dout.cols()});
+                   .out = args.dx,
+                   .dropout = args.dropout,
+                   .first_element = args.first_row * args.dout.cols(),
+                   .scale = args.scale});
 }
 
 }  // namespace mtl::cuda

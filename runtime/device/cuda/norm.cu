@@ -30,6 +30,7 @@ struct Added {
   const T *x, *bias, *residual;
   EnqueuedMask mask;
   uint64_t first_element;  // of the pass
+  float scale;
 };
 
 // A pack of out, as it is written at element `at`: dropout.cu's arithmetic.
@@ -46,7 +47,7 @@ __device__ inline Pack<T, N> add_pack(const Added<T>& a, const Mask& mask, int64
     for (int k = 0; k < N; ++k) values.at[k] *= factors.at[k];
   }
   const Floats<N> addend = widened(residual);
-  for (int k = 0; k < N; ++k) values.at[k] += addend.at[k];
+  for (int k = 0; k < N; ++k) values.at[k] = fmaf(values.at[k], a.scale, addend.at[k]);
   return rounded<T>(values);
 }
 
@@ -235,9 +236,12 @@ bool start_forward(Queue& queue, const ResidualAdd& add, const LayerNorm& args) 
         args.y.as<T>(),          args.mean.as<float>(),           args.rstd.as<float>(),
         args.x.rows(),           static_cast<int>(args.x.cols()), args.eps,
         args.amax.as<uint32_t>()};
-    const Added<T> added = {add.x.as<const T>(), add.bias.as<const T>(), add.residual.as<const T>(),
+    const Added<T> added = {add.x.as<const T>(),
+                            add.bias.as<const T>(),
+                            add.residual.as<const T>(),
                             EnqueuedMask(add.dropout),
-                            static_cast<uint64_t>(add.first_row * args.x.cols())};
+                            static_cast<uint64_t>(add.first_row * args.x.cols()),
+                            add.scale};
     constexpr int N = kPackOf<T>, kLanes = static_cast<int>(kWarp);
     const bool packs = aligned({a.x, a.gamma, a.beta, a.y}) && a.cols % N == 0;
     const auto run_rows = [&](auto how) {

@@ -100,7 +100,7 @@ void position_backward(Queue& queue, Tensor dout, int64_t seq, Tensor dx, Tensor
                        bool accumulate, Dropout dropout, int64_t first_row);
 // dropout.cu
 void bias_dropout_add(Queue& queue, const ResidualAdd& args);
-void dropout_backward(Queue& queue, Tensor dout, Tensor dx, Dropout dropout, int64_t first_row);
+void dropout_backward(Queue& queue, const DropoutBackward& args);
 // cross_entropy.cu
 void cross_entropy_max(Queue& queue, const CrossEntropy& args);
 void cross_entropy_sum(Queue& queue, const CrossEntropy& args);

@@ -88,8 +88,8 @@ class OpsDevice : public Device, protected Queue {
     cuda::add_norm_forward(*this, add, norm);
   }
   void bias_dropout_add(const ResidualAdd& args) override { cuda::bias_dropout_add(*this, args); }
-  void dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) override {
-    cuda::dropout_backward(*this, dout, dx, dropout, first_row);
+  void dropout_backward(const DropoutBackward& args) override {
+    cuda::dropout_backward(*this, args);
   }
   void cross_entropy_max(const CrossEntropy& args) override {
     cuda::cross_entropy_max(*this, args);

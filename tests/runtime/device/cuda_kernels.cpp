@@ -338,9 +338,14 @@ TEST_CASE("cuda: rows wider than a warp reaches and more of them than a grid has
                                  .residual = residual.view,
                                  .out = out.view,
                                  .dropout = dropout,
-                                 .first_row = first_row});
+                                 .first_row = first_row,
+                                 .scale = 0.75f});
         outputs.push_back(out.values());
-        device.dropout_backward(x.view, out.view, dropout, first_row);
+        device.dropout_backward({.dout = x.view,
+                                 .dx = out.view,
+                                 .dropout = dropout,
+                                 .first_row = first_row,
+                                 .scale = 0.75f});
         outputs.push_back(out.values());
         device.position_forward(x.view, positions.view, seq, out.view, dropout, first_row);
         outputs.push_back(out.values());

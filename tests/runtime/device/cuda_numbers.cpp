@@ -55,7 +55,8 @@ TEST_CASE("cuda: dropout's element numbers beyond 32 bits") {
               wrong += out[i] != dropout_factor(dropout, first_row * cols + i);
             }
           };
-          device.dropout_backward(x.view, out.view, dropout, first_row);
+          device.dropout_backward(
+              {.dout = x.view, .dx = out.view, .dropout = dropout, .first_row = first_row});
           check();
           device.position_forward(x.view, positions.view, 7, out.view, dropout, first_row);
           check();

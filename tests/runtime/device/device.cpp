@@ -64,7 +64,7 @@ std::vector<uint8_t> outputs_of_common_ops(Device& device, DType type) {
                            .dropout = dropout,
                            .first_row = 9});
   keep(out);
-  device.dropout_backward(x.view, out.view, dropout, 9);
+  device.dropout_backward({.dout = x.view, .dx = out.view, .dropout = dropout, .first_row = 9});
   keep(out);
   Held tokens(DType::i32, {rows}), table(type, {40, cols}), dtable(DType::f32, {40, cols});
   tokens.randomize_ids(random, 0, 50);

@@ -204,7 +204,8 @@ TEST_CASE("bias_dropout_add and dropout_backward against the reference") {
         for (const float probability : {0.0f, 0.1f, 0.75f}) {
           for (const bool with_bias : {false, true}) {
             for (const bool in_place : {false, true}) {
-              INFO(rows << " x " << cols << " p " << probability);
+              const float scale = with_bias ? 1.0f : 0.22f;
+              INFO(rows << " x " << cols << " p " << probability << " scale " << scale);
               const int64_t first_row = 11;
               const Dropout dropout = dropout_in_test_memory(probability, 7, 50 * cols);
               const auto factor = [&, width = cols](int64_t i) {
@@ -218,8 +219,8 @@ TEST_CASE("bias_dropout_add and dropout_backward against the reference") {
               std::vector<double> expected, expected_dx;
               for (int64_t i = 0; i < x.size(); ++i) {
                 const double sum = x[i] + (with_bias ? bias[i % cols] : 0);
-                expected.push_back(residual[i] + factor(i) * sum);
-                expected_dx.push_back(x[i] * factor(i));
+                expected.push_back(residual[i] + scale * factor(i) * sum);
+                expected_dx.push_back(scale * x[i] * factor(i));
               }
               Held& target = in_place ? residual : out;
               device.bias_dropout_add({.x = x.view,
@@ -227,11 +228,16 @@ TEST_CASE("bias_dropout_add and dropout_backward against the reference") {
                                        .residual = residual.view,
                                        .out = target.view,
                                        .dropout = dropout,
-                                       .first_row = first_row});
+                                       .first_row = first_row,
+                                       .scale = scale});
               // Three roundings of numbers below 40.
               check_close(target, expected, 1e-5, "bias_dropout_add");
               Held& dx = in_place ? x : out;
-              device.dropout_backward(x.view, dx.view, dropout, first_row);
+              device.dropout_backward({.dout = x.view,
+                                       .dx = dx.view,
+                                       .dropout = dropout,
+                                       .first_row = first_row,
+                                       .scale = scale});
               check_close(dx, expected_dx, 1e-5, "dropout_backward");
             }
           }
@@ -268,7 +274,7 @@ TEST_CASE("the gradients of position and dropout ops are their finite difference
     device.position_backward(dout.view, seq, dx.view, dpositions.view, false, dropout, 0);
     check_close(dx, expected_dx, 2e-6, "dx");
     check_close(dpositions, expected_dp, 2e-6, "dpositions");
-    device.dropout_backward(dout.view, dx.view, dropout, 0);
+    device.dropout_backward({.dout = dout.view, .dx = dx.view, .dropout = dropout});
     check_close(dx, expected_dx, 2e-6, "dropout_backward");
   });
 }

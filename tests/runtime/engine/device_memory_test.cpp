@@ -52,6 +52,15 @@ TrainSpec neox_spec(const std::string& dtype) {
   return spec;
 }
 
+TrainSpec command_spec(const std::string& dtype) {
+  TrainSpec spec = llama_spec(dtype);
+  spec.model.parallel_residual = spec.model.norm.shared = true;
+  spec.model.residual_scale = 0.6;
+  spec.model.logit_scale = 0.5;
+  spec.model.head_bias = true;
+  return spec;
+}
+
 TrainSpec olmo_spec(const std::string& dtype) {
   TrainSpec spec = llama_spec(dtype);
   spec.model.norm.place = "output";
@@ -166,8 +175,9 @@ TEST_CASE("a device that the host cannot look into trains, saves, resumes and ev
   const TempDir folder;
   int number = 0;
   for (const char* dtype : {"fp32", "bf16", "fp16", "fp8"}) {
-    for (const TrainSpec& spec : {gpt2_spec(dtype), llama_spec(dtype), neox_spec(dtype),
-                                  olmo_spec(dtype), latent_spec(dtype), mixtral_spec(dtype)}) {
+    for (const TrainSpec& spec :
+         {gpt2_spec(dtype), llama_spec(dtype), neox_spec(dtype), command_spec(dtype),
+          olmo_spec(dtype), latent_spec(dtype), mixtral_spec(dtype)}) {
       CAPTURE(dtype);
       CAPTURE(spec.model.activation);
       const auto dir = [&] { return folder.path() / std::to_string(++number) / "step-00000003"; };

@@ -161,6 +161,23 @@ TEST_CASE("gradients of the whole model agree with finite differences") {
     spec.model.parallel_residual = true;
     check_gradients(spec);
   }
+  SUBCASE("blocks behind one norm without a bias, what they add and logits scaled") {
+    TrainSpec spec = tiny_llama();
+    spec.model.norm.type = "layernorm";
+    spec.model.norm.bias = "false";
+    spec.model.parallel_residual = spec.model.norm.shared = true;
+    spec.model.residual_scale = 0.6;
+    spec.model.logit_scale = 0.5;
+    spec.model.head_bias = true;
+    check_gradients(spec);
+  }
+  SUBCASE("what blocks add scaled behind their norms, a bias of a tied head") {
+    TrainSpec spec = tiny_llama();
+    spec.model.norm.place = "both";
+    spec.model.residual_scale = 0.6;
+    spec.model.tie_embeddings = spec.model.head_bias = true;
+    check_gradients(spec);
+  }
   SUBCASE("layers that differ in their windows and rotations") {
     TrainSpec spec = tiny_llama();
     spec.model.layers = 4;

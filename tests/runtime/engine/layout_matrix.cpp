@@ -79,6 +79,17 @@ TrainSpec spec_of(Model model) {
     spec.model.glu_clamp = 0.3;
     spec.model.moe = {.experts = 4, .topk = 2, .aux_loss = 0.05, .z_loss = 0.01};
   }
+  if (model == Model::command) {
+    spec.model.kv_heads = 2;
+    use_llama_blocks(spec);
+    spec.model.ffn = 80;
+    spec.model.norm.type = "layernorm";
+    spec.model.norm.bias = "false";
+    spec.model.parallel_residual = spec.model.norm.shared = true;
+    spec.model.residual_scale = 0.6;
+    spec.model.logit_scale = 0.5;
+    spec.model.head_bias = true;
+  }
   spec.train.seed = 11;
   spec.lr.max = 1e-3;
   spec.lr.warmup = 2;

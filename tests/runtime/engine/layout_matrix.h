@@ -36,7 +36,8 @@ enum class Model {
   olmo,
   sandwich,
   layers,  // that differ in their windows and rotations
-  sinks    // gpt-oss
+  sinks,   // gpt-oss
+  command  // Command R's blocks, with what Granite scales and Phi-2's head
 };
 inline constexpr Model kModels[] = {Model::gpt2_tied, Model::llama_untied, Model::gpt2_untied,
                                     Model::llama_tied};

@@ -1,4 +1,5 @@
-// The layout matrix (layout_matrix.h) of layers whose blocks stand side by side.
+// The layout matrix (layout_matrix.h) of layers whose blocks stand side by side, each behind its
+// norm or both behind one.
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,8 +29,9 @@ void mlp(TrainSpec& s) {
 
 }  // namespace
 
-TEST_CASE("layout matrix: blocks side by side, pipelines and recompute have the bits of none") {
-  const TrainSpec spec = spec_of(Model::neox);
+namespace {
+
+void check_pipelines_and_recompute(const TrainSpec& spec) {
   const Trajectory single = train(spec, {}, kBitSteps);
   if (!kSanitized) CHECK(single.losses.back() < single.losses.front());
   check_variants(spec, single,
@@ -54,7 +56,7 @@ TEST_CASE("layout matrix: blocks side by side, pipelines and recompute have the 
   }
 }
 
-TEST_CASE("layout matrix: blocks side by side, divided, stay near one rank") {
+void check_divided(const TrainSpec& spec) {
   const std::vector<Row> rows = {
       {{.tp = 2},
        false,
@@ -78,7 +80,38 @@ TEST_CASE("layout matrix: blocks side by side, divided, stay near one rank") {
       {{.tp = 2, .cp = 2}, true, {}},
       {{.tp = 2, .dp = 2}, false, {{"zero 0", {.tp = 2, .dp = 2}, zero0}}},
   };
-  check_rows(spec_of(Model::neox), rows, true, [](const Row&) { return kFp32; });
+  check_rows(spec, rows, true, [](const Row&) { return kFp32; });
+}
+
+}  // namespace
+
+TEST_CASE("layout matrix: blocks side by side, pipelines and recompute have the bits of none") {
+  check_pipelines_and_recompute(spec_of(Model::neox));
+}
+
+TEST_CASE("layout matrix: blocks side by side, divided, stay near one rank") {
+  check_divided(spec_of(Model::neox));
+}
+
+TEST_CASE("layout matrix: blocks behind one norm, pipelines and recompute have the bits of none") {
+  check_pipelines_and_recompute(spec_of(Model::command));
+  // As a rank has them in FP8, where both blocks have copies of what the norm has made, or one.
+  for (const char* const dtype : {"bf16", "fp8"}) {
+    TrainSpec half = spec_of(Model::command);
+    half.precision.dtype = dtype;
+    half.model.dropout.hidden = 0;
+    const Trajectory single = train(half, {}, kBitSteps);
+    check_variants(half, single,
+                   {{"pp 2 zb-h1", {.pp = 2}, zb_h1},
+                    {"recompute modules", {}, all_modules},
+                    {"recompute mlp", {}, mlp},
+                    {"recompute full", {}, full}},
+                   true);
+  }
+}
+
+TEST_CASE("layout matrix: blocks behind one norm, divided, stay near one rank") {
+  check_divided(spec_of(Model::command));
 }
 
 }  // namespace layout_matrix_parallel_test

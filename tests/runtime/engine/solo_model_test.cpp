@@ -79,6 +79,15 @@ ModelShape neox_shape() {
   return shape;
 }
 
+ModelShape command_shape() {
+  ModelShape shape = neox_shape();
+  shape.shared_norm = shape.head_bias = true;
+  shape.norm_bias = false;
+  shape.residual_scale = 0.6;
+  shape.logit_scale = 0.5;
+  return shape;
+}
+
 ModelShape gemma_shape() {
   ModelShape shape = llama_shape();
   shape.activation = Activation::geglu;
@@ -172,10 +181,10 @@ class Model {
 TEST_CASE("passes that go on give the logits of one pass over everything") {
   std::vector<int32_t> ids(150);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 3 * i) % 50);
-  for (const ModelShape& shape :
-       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), layered_shape(),
-        partial_shape(), neox_shape(), gemma_shape(), olmo_shape(), sandwich_shape(),
-        mixtral_shape(), gated_shape(), balanced_shape(), sinks_shape(), latent_shape()}) {
+  for (const ModelShape& shape : {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(),
+                                  layered_shape(), partial_shape(), neox_shape(), command_shape(),
+                                  gemma_shape(), olmo_shape(), sandwich_shape(), mixtral_shape(),
+                                  gated_shape(), balanced_shape(), sinks_shape(), latent_shape()}) {
     Model piecewise(shape);
     int64_t past = 0;
     for (const int64_t length : {1, 2, 3, 40, 63, 64, 65, 66, 128, 149, 150}) {
@@ -198,8 +207,8 @@ TEST_CASE("a prompt in passes gives the logits of one pass, and takes memory for
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 3 * i) % 50);
   for (const ModelShape& shape :
        {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), layered_shape(),
-        partial_shape(), neox_shape(), gemma_shape(), olmo_shape(), sandwich_shape(),
-        mixtral_shape(), gated_shape(), balanced_shape(), sinks_shape()}) {
+        partial_shape(), neox_shape(), command_shape(), gemma_shape(), olmo_shape(),
+        sandwich_shape(), mixtral_shape(), gated_shape(), balanced_shape(), sinks_shape()}) {
     for (const int64_t pass_tokens : {1, 7, 64, 149}) {
       CAPTURE(pass_tokens);
       Model whole(shape), cut(shape, shape.max_seq, pass_tokens);
@@ -236,8 +245,8 @@ TEST_CASE("a shorter context has the bits of the whole one") {
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 7 * i) % 50);
   for (const ModelShape& shape :
        {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), layered_shape(),
-        partial_shape(), neox_shape(), gemma_shape(), olmo_shape(), sandwich_shape(),
-        mixtral_shape(), gated_shape(), balanced_shape(), sinks_shape()}) {
+        partial_shape(), neox_shape(), command_shape(), gemma_shape(), olmo_shape(),
+        sandwich_shape(), mixtral_shape(), gated_shape(), balanced_shape(), sinks_shape()}) {
     Model whole(shape), shorter(shape, 100);
     int64_t past = 0;
     for (const int64_t length : {40, 41, 64, 65, 99, 100}) {

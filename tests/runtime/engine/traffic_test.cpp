@@ -26,6 +26,7 @@ enum class Model {
   llama_untied,
   mixtral,
   neox,
+  command,
   olmo,
   olmoe,
   latent
@@ -38,8 +39,8 @@ struct OfType {
 };
 const OfType kRuns[] = {
     {"fp32", {Model::gpt2_tied, Model::llama_untied, Model::mixtral, Model::olmo, Model::latent}},
-    {"bf16", {Model::gpt2_untied, Model::llama_tied, Model::mixtral, Model::olmoe}},
-    {"fp8", {Model::gpt2_tied, Model::llama_untied, Model::mixtral, Model::neox}}};
+    {"bf16", {Model::gpt2_untied, Model::llama_tied, Model::mixtral, Model::olmoe, Model::command}},
+    {"fp8", {Model::gpt2_tied, Model::llama_untied, Model::mixtral, Model::neox, Model::command}}};
 
 // Four layers, four heads, in the LLaMAs two KV heads (so that tp 4 copies them); 8 sequences a
 // step in micro-batches of one: two for each of four replicas.
@@ -78,6 +79,11 @@ TrainSpec spec_of(Model model) {
     spec.model.activation = "gelu_exact";
     spec.model.position.type = "rope";
     spec.model.parallel_residual = true;
+  }
+  if (model == Model::command) {
+    use_llama_blocks(spec);
+    spec.model.parallel_residual = spec.model.norm.shared = true;
+    spec.model.head_bias = true;
   }
   spec.parallel.sp = "false";
   return spec;

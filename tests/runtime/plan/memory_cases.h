@@ -37,6 +37,12 @@ inline ModelShape shape_neox() {
   return shape;
 }
 
+inline ModelShape shape_command() {
+  ModelShape shape = shape_neox();
+  shape.shared_norm = shape.head_bias = true;
+  return shape;
+}
+
 inline ModelShape shape_olmo() {
   ModelShape shape = shape_124m();
   shape.norm_place = NormPlace::output;

@@ -116,8 +116,8 @@ TEST_CASE("buffers overlap only where they live at different times") {
       {"sgd", {.chunks = whole, .optimizer = OptimizerKind::sgd}},
       {"generation", {.chunks = whole, .training = false, .context = 300}},
   };
-  const ModelShape shapes[] = {shape_124m(), shape_moe(), shape_mixture(), shape_neox(),
-                               shape_olmo()};
+  const ModelShape shapes[] = {shape_124m(), shape_moe(),     shape_mixture(),
+                               shape_neox(), shape_command(), shape_olmo()};
   for (size_t i = 0; i < std::size(shapes) * std::size(cases); ++i) {
     const Case& c = cases[i / std::size(shapes)];
     CAPTURE(c.name);

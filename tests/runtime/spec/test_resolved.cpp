@@ -37,9 +37,10 @@ TEST_CASE("resolved.yaml names the origin of every value") {
   const std::string text = resolved_yaml(loaded.resolved);
   CHECK(text.find("\n  layers: 2  # train.yaml\n") != std::string::npos);
   CHECK(text.find("\n  ffn: auto  # built-in\n") != std::string::npos);
-  CHECK(text.find("\n  norm:\n    type: layernorm  # built-in\n    eps: 1e-05  # built-in\n    "
-                  "place: input  # built-in\n"
-                  "  max_seq: auto  # built-in\n") != std::string::npos);
+  CHECK(text.find(
+            "\n  norm:\n    type: layernorm  # built-in\n    eps: 1e-05  # built-in\n    "
+            "place: input  # built-in\n    bias: auto  # built-in\n    shared: false  # built-in\n"
+            "  max_seq: auto  # built-in\n") != std::string::npos);
   CHECK(text.find("\nparallel:\n  tp: 2  # default_config.yaml\n") != std::string::npos);
   CHECK(text.find("\n  max: 0.001  # environment\n") != std::string::npos);
   CHECK(text.find("\n  eval:\n    every: 100  # command line\n") != std::string::npos);

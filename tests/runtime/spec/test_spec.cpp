@@ -114,7 +114,7 @@ TEST_CASE("every key can be set to what it is not") {
       {.train_yaml = {},
        .overrides = {
            "model.ffn=100",
-           "model.norm={type: rmsnorm, eps: 1e-6, place: both}",
+           "model.norm={type: rmsnorm, eps: 1e-6, place: both, bias: false, shared: true}",
            "model.position={type: rope, base: 5e5, fraction: 0.25, scaling: {type: llama3, factor: "
            "4, "
            "low_freq_factor: 2, high_freq_factor: 3, original_max_seq: 16, beta_slow: 2, "
@@ -131,6 +131,9 @@ TEST_CASE("every key can be set to what it is not") {
            "model.latent.norm_eps=1e-5",
            "model.parallel_residual=true",
            "model.embedding_scale=45.25",
+           "model.residual_scale=0.22",
+           "model.logit_scale=0.125",
+           "model.head_bias=true",
            "model.qkv_bias=true",
            "model.sliding_window=40",
            "model.full_attention={every: 3, layers: [0, 7]}",
@@ -250,6 +253,8 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.kv_heads == 2);
   CHECK(s.model.head_dim == 8);
   CHECK(s.model.norm.place == "both");
+  CHECK(s.model.norm.bias == "false");
+  CHECK(s.model.norm.shared);
   CHECK(s.model.qk_norm);
   CHECK(s.model.qk_norm_whole);
   CHECK(s.model.latent.kv_rank == 512);
@@ -259,6 +264,9 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.latent.norm_eps == 1e-5);
   CHECK(s.model.parallel_residual);
   CHECK(s.model.embedding_scale == 45.25);
+  CHECK(s.model.residual_scale == 0.22);
+  CHECK(s.model.logit_scale == 0.125);
+  CHECK(s.model.head_bias);
   CHECK(s.model.qkv_bias == "true");
   CHECK(s.model.sliding_window == 40);
   CHECK(s.model.full_attention.every == 3);

@@ -24,11 +24,11 @@ MTL_INLINE void each_masked(int64_t cols, const Mask* mask, uint64_t first_eleme
 
 template <class T, bool kAddend, bool kResidual>
 MTL_INLINE void add_row(const T* x, const T* addend, const T* residual, T* out, int64_t cols,
-                        const Mask* mask, uint64_t first_element) {
+                        const Mask* mask, uint64_t first_element, float scale) {
   each_masked(cols, mask, first_element, [&](int64_t i, auto lanes, F factor) MTL_LAMBDA {
     F v = load(x + i, lanes);
     if constexpr (kAddend) v += load(addend + i, lanes);
-    v *= factor;
+    v *= factor * scale;
     if constexpr (kResidual) v += load(residual + i, lanes);
     store(out + i, v, lanes);
   });
@@ -46,13 +46,13 @@ void add_rows(const AddRows& args) {
     T* out = static_cast<T*>(args.out) + r * cols;
     const uint64_t first = args.first_element + static_cast<uint64_t>(r * cols);
     if (addend && residual) {
-      add_row<T, true, true>(x, addend, residual, out, cols, args.mask, first);
+      add_row<T, true, true>(x, addend, residual, out, cols, args.mask, first, args.scale);
     } else if (residual) {
-      add_row<T, false, true>(x, addend, residual, out, cols, args.mask, first);
+      add_row<T, false, true>(x, addend, residual, out, cols, args.mask, first, args.scale);
     } else if (addend) {
-      add_row<T, true, false>(x, addend, residual, out, cols, args.mask, first);
+      add_row<T, true, false>(x, addend, residual, out, cols, args.mask, first, args.scale);
     } else {
-      add_row<T, false, false>(x, addend, residual, out, cols, args.mask, first);
+      add_row<T, false, false>(x, addend, residual, out, cols, args.mask, first, args.scale);
     }
   }
 }

@@ -131,6 +131,7 @@ struct AddRows {
   int64_t row0, period;
   const Mask* mask;        // null: no dropout
   uint64_t first_element;  // the dropout index of element (0, 0)
+  float scale = 1;
 };
 // dx = mask * dout, dpositions[(row0 + i) % seq] (+)= sum of rows i, i + seq, i + 2 seq ... of the
 // same in f32, for i in [begin, end).
