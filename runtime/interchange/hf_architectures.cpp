@@ -17,6 +17,12 @@ const std::map<std::string, std::string>& architectures() {
       {"qwen2_moe", "Qwen2MoeForCausalLM"},
       {"qwen3_moe", "Qwen3MoeForCausalLM"},
       {"gpt_oss", "GptOssForCausalLM"},
+      {"granite", "GraniteForCausalLM"},
+      {"granitemoe", "GraniteMoeForCausalLM"},
+      {"granitemoeshared", "GraniteMoeSharedForCausalLM"},
+      {"cohere", "CohereForCausalLM"},
+      {"cohere2", "Cohere2ForCausalLM"},
+      {"phi", "PhiForCausalLM"},
       {"dots1", "Dots1ForCausalLM"},
       {"deepseek_v2", "DeepseekV2ForCausalLM"},
       {"deepseek_v3", "DeepseekV3ForCausalLM"},
@@ -63,7 +69,7 @@ std::optional<std::string> other_than_here(const std::string& type) {
   }
   if (type == "deepseek_v32") return "attention to keys that an indexer chooses";
   if (type == "olmo") return "layer norms without weights";
-  if (type == "phi") return "attention and feed-forward block that share a norm";
+  if (type == "granitemoehybrid") return "layers of Mamba";
   if (type == "phimoe") return "layer norms beside experts that are chosen by another rule";
   return std::nullopt;
 }

@@ -11,30 +11,17 @@
 #include "runtime/interchange/hf_config_reader.h"
 #include "runtime/interchange/hf_experts.h"
 #include "runtime/interchange/hf_gpt_oss.h"
+#include "runtime/interchange/hf_granite.h"
 #include "runtime/interchange/hf_latent.h"
+#include "runtime/interchange/hf_llama.h"
 #include "runtime/interchange/hf_mxfp4.h"
 #include "runtime/interchange/hf_rope.h"
+#include "runtime/interchange/hf_side_by_side.h"
 #include "runtime/interchange/hf_windows.h"
 
 namespace mtl {
 
 namespace {
-
-constexpr ConfigReader::Range kEps{0, 1, true};
-
-// GELU in one of its forms.
-void read_gelu(ConfigReader& config, const char* key, const char* otherwise, ModelShape& shape) {
-  const std::string activation = config.text(key, otherwise);
-  const bool exact = activation == "gelu";
-  if (!exact && activation != "gelu_new" && activation != "gelu_pytorch_tanh" &&
-      activation != "gelu_fast") {
-    config.refuse(fmt::format("'{}' is '{}', and only 'gelu' and its tanh form ('gelu_new') are "
-                              "there",
-                              key, activation),
-                  "this model cannot be run by mtl");
-  }
-  shape.activation = exact ? Activation::gelu_exact : Activation::gelu_tanh;
-}
 
 void read_gpt2(ConfigReader& config, ModelShape& shape) {
   shape.layers = config.size("n_layer");
@@ -42,7 +29,7 @@ void read_gpt2(ConfigReader& config, ModelShape& shape) {
   shape.heads = shape.kv_heads = config.size("n_head");
   shape.max_seq = config.size("n_positions", 1024);
   shape.ffn = config.size("n_inner", 4 * shape.hidden);
-  shape.norm_eps = config.number_in(kEps, "layer_norm_epsilon", 1e-5);
+  shape.norm_eps = config.number_in(kEpsRange, "layer_norm_epsilon", 1e-5);
   read_gelu(config, "activation_function", "gelu_new", shape);
   config.require("scale_attn_weights", true, true, "scores are always scaled here");
   config.require("scale_attn_by_inverse_layer_idx", false, false, "layers are alike here");
@@ -56,7 +43,7 @@ void read_gpt_neox(ConfigReader& config, ModelShape& shape) {
   shape.heads = shape.kv_heads = config.size("num_attention_heads");
   shape.ffn = config.size("intermediate_size");
   shape.max_seq = config.size("max_position_embeddings", 2048);
-  shape.norm_eps = config.number_in(kEps, "layer_norm_eps", 1e-5);
+  shape.norm_eps = config.number_in(kEpsRange, "layer_norm_eps", 1e-5);
   read_gelu(config, "hidden_act", "gelu", shape);
   shape.parallel_residual = config.boolean("use_parallel_residual", true);
   config.require("attention_bias", true, true, "all linear layers have a bias here, or none");
@@ -71,37 +58,6 @@ void read_gpt_neox(ConfigReader& config, ModelShape& shape) {
 constexpr HfWindows kQwenWindows = {
     .window = 4096, .switched = true, .full_below = 28, .by_layer = true};
 
-struct LlamaLike {
-  double norm_eps;
-  HfRopeDefaults rope;
-  NormType norm = NormType::rmsnorm;
-  Activation activation = Activation::swiglu;
-};
-
-void read_llama_like(ConfigReader& config, ModelShape& shape, const LlamaLike& defaults) {
-  shape.norm = defaults.norm;
-  shape.activation = defaults.activation;
-  shape.layers = config.size("num_hidden_layers");
-  shape.hidden = config.size("hidden_size");
-  shape.heads = config.size("num_attention_heads");
-  shape.kv_heads = config.size("num_key_value_heads", shape.heads);
-  // With latents it is the rotated part of a head, if it is there.
-  const int64_t head_dim = config.size("head_dim", 0);
-  if (!shape.has_latents()) shape.head_dim = head_dim;
-  shape.ffn = config.size("intermediate_size");
-  shape.max_seq = config.size("max_position_embeddings", 2048);
-  shape.norm_eps = config.number_in(
-      kEps, shape.norm == NormType::rmsnorm ? "rms_norm_eps" : "layer_norm_eps", defaults.norm_eps);
-  const std::string activation = config.text("hidden_act", "silu");
-  if (shape.activation == Activation::swiglu && activation != "silu" && activation != "swish") {
-    config.refuse(fmt::format("'hidden_act' is '{}', and only 'silu' is there", activation),
-                  "this model cannot be run by mtl");
-  }
-  shape.bias = shape.qkv_bias = false;
-  shape.tie_embeddings = config.boolean("tie_word_embeddings", false);
-  read_hf_rope(config, defaults.rope, shape);
-}
-
 void read_starcoder2(ConfigReader& config, ModelShape& shape) {
   shape.layers = config.size("num_hidden_layers");
   shape.hidden = config.size("hidden_size");
@@ -109,7 +65,7 @@ void read_starcoder2(ConfigReader& config, ModelShape& shape) {
   shape.kv_heads = config.size("num_key_value_heads", 2);
   shape.ffn = config.size("intermediate_size");
   shape.max_seq = config.size("max_position_embeddings", 4096);
-  shape.norm_eps = config.number_in(kEps, "norm_epsilon", 1e-5);
+  shape.norm_eps = config.number_in(kEpsRange, "norm_epsilon", 1e-5);
   read_gelu(config, "hidden_act", "gelu_pytorch_tanh", shape);
   shape.bias = shape.qkv_bias = config.boolean("use_bias", true);
   shape.tie_embeddings = config.boolean("tie_word_embeddings", true);
@@ -121,18 +77,6 @@ void read_starcoder2(ConfigReader& config, ModelShape& shape) {
         "scale_attention_softmax_in_fp32", "scale_attn_weights"}) {
     config.find(unread);
   }
-}
-
-// All linear layers have a bias, or none has.
-void read_biases(ConfigReader& config, ModelShape& shape) {
-  const bool attention = config.boolean("attention_bias", false);
-  const bool mlp = config.boolean("mlp_bias", false);
-  shape.bias = shape.qkv_bias = attention && mlp;
-  if (attention == mlp) return;
-  config.refuse(
-      "'attention_bias' and 'mlp_bias' differ, and here the linear layers all have a bias, or "
-      "none, or Q, K and V alone",
-      "this model cannot be run by mtl");
 }
 
 // What all Gemmas have in common.
@@ -264,14 +208,16 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
   if (type == "exaone4") return read_exaone4(config, shape);
   if (type == "smollm3") return read_smollm3(config, shape);
   if (type == "gpt_oss") return read_gpt_oss(config, shape);
+  if (type.starts_with("granite")) return read_granite(config, type, shape);
+  if (type.starts_with("cohere")) return read_cohere(config, type, shape);
+  if (type == "phi") return read_phi(config, shape);
   if (type == "llama") {
     read_llama_like(config, shape, {1e-6, {10000}});
     read_biases(config, shape);
   } else if (type == "stablelm") {
     read_llama_like(config, shape, {1e-5, {10000, 0.25}, NormType::layernorm});
     shape.qkv_bias = config.boolean("use_qkv_bias", false);
-    config.require("use_parallel_residual", false, false,
-                   "blocks side by side have a norm each here");
+    shape.parallel_residual = shape.shared_norm = config.boolean("use_parallel_residual", false);
     config.require("qk_layernorm", false, false, "norms of queries and keys are RMS norms here");
     if (shape.head_dim > 0 && shape.head_dim * shape.heads != shape.hidden) {
       config.refuse("'head_dim' is not 'hidden_size' / 'num_attention_heads'",

@@ -12,6 +12,7 @@ const std::set<std::string>& harmless_fields() {
                                                 "auto_map",
                                                 "aux_loss_alpha",
                                                 "bos_token_id",
+                                                "cache_implementation",
                                                 "classifier_dropout",
                                                 "decoder_start_token_id",
                                                 "do_sample",

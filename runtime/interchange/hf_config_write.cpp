@@ -6,8 +6,10 @@
 #include "runtime/interchange/hf_config.h"
 #include "runtime/interchange/hf_experts.h"
 #include "runtime/interchange/hf_gpt_oss.h"
+#include "runtime/interchange/hf_granite.h"
 #include "runtime/interchange/hf_latent.h"
 #include "runtime/interchange/hf_rope.h"
+#include "runtime/interchange/hf_side_by_side.h"
 #include "runtime/interchange/hf_windows.h"
 
 namespace mtl {
@@ -120,13 +122,19 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
     config["partial_rotary_factor"] = shape.rope_fraction;
     config["use_qkv_bias"] = shape.qkv_bias;
     config["qk_layernorm"] = false;
-    config["use_parallel_residual"] = false;
+    config["use_parallel_residual"] = shape.parallel_residual;
     config["hidden_dropout"] = shape.dropout_hidden;
     for (const char* other : {"rms_norm_eps", "head_dim"}) config.erase(other);
   } else if (shape.has_latents()) {
     write_latents(shape, config);
   } else if (model.architecture == "GptOssForCausalLM") {
     write_gpt_oss(shape, config);
+  } else if (model.architecture.starts_with("Granite")) {
+    write_granite(shape, config);
+  } else if (model.architecture.starts_with("Cohere")) {
+    write_cohere(shape, config);
+  } else if (model.architecture == "PhiForCausalLM") {
+    write_phi(shape, config);
   } else if (model.architecture == "Dots1ForCausalLM") {
     config["model_type"] = "dots1";
     config["attention_bias"] = false;

@@ -1,6 +1,7 @@
 #include "runtime/interchange/hf_experts.h"
 
 #include <algorithm>
+#include <charconv>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -36,6 +37,17 @@ void set_dense_layers(ConfigReader& config, ModelShape& shape, const std::vector
 }
 
 }  // namespace
+
+std::optional<ExpertName> expert_of(std::string_view name) {
+  static constexpr std::string_view kExperts = ".experts.";
+  ExpertName found;
+  found.at = name.find(kExperts);
+  if (found.at == std::string_view::npos) return std::nullopt;
+  const char* const end = name.data() + name.size();
+  const char* const number = name.data() + found.at + kExperts.size();
+  found.rest = std::string_view(std::from_chars(number, end, found.number).ptr, end);
+  return found;
+}
 
 void read_mixtral_experts(ConfigReader& config, ModelShape& shape, int64_t experts,
                           int64_t chosen) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <string_view>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -11,7 +12,16 @@
 
 namespace mtl {
 
-// Mixtral's, and gpt-oss's; what holds where the file does not say it.
+// Of a tensor of ours that is one expert's, "....experts.12.gate_proj.weight": where ".experts."
+// begins, 12, and what stands behind it; none of another.
+struct ExpertName {
+  size_t at = 0;
+  int64_t number = 0;
+  std::string_view rest;  // of the name that was given
+};
+std::optional<ExpertName> expert_of(std::string_view name);
+
+// Mixtral's, gpt-oss's and Granite's; what holds where the file does not say it.
 void read_mixtral_experts(ConfigReader& config, ModelShape& shape, int64_t experts, int64_t chosen);
 // What Qwen's two kinds of mixtures have in common; what holds where the file does not say it.
 void read_qwen_experts(ConfigReader& config, ModelShape& shape, int64_t experts, int64_t chosen,

@@ -7,7 +7,9 @@
 
 #include "runtime/interchange/hf_config.h"
 #include "runtime/interchange/hf_gpt_oss.h"
+#include "runtime/interchange/hf_granite.h"
 #include "runtime/interchange/hf_latent.h"
+#include "runtime/interchange/hf_side_by_side.h"
 
 namespace mtl {
 
@@ -85,7 +87,8 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
     add(shape.sliding_window > 0, "model.sliding_window: Gemma has none");
     return notes;
   }
-  add(shape.embedding_scale != 1, "model.embedding_scale: Gemma has it, with geglu");
+  add(shape.embedding_scale != 1,
+      "model.embedding_scale: Gemma has it, with geglu, and Granite, with rmsnorm and swiglu");
   const bool gelu = shape.activation != Activation::swiglu;
   if (shape.norm == NormType::layernorm && gelu && shape.position == PositionType::learned) {
     // GPT-2 but for these.
@@ -119,7 +122,8 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
     add(shape.qk_norm, "model.qk_norm: StableLM has no RMS norms of queries and keys");
     add(shape.sliding_window > 0, "model.sliding_window: StableLM has none");
     add(shape.experts > 0, "model.moe: StableLM has no experts");
-    add(shape.parallel_residual, "model.parallel_residual: StableLM's blocks have one norm then");
+    add(shape.parallel_residual,
+        "model.parallel_residual: StableLM's blocks side by side share a norm (model.norm.shared)");
     return notes;
   }
   add(shape.norm != NormType::rmsnorm,
@@ -207,6 +211,8 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
 std::string architecture_of(const ModelShape& shape) {
   if (shape.has_latents()) return latent_architecture(shape);
   if (is_near_gpt_oss(shape)) return "GptOssForCausalLM";
+  if (is_near_granite(shape)) return granite_architecture(shape);
+  if (is_side_by_side(shape)) return side_by_side_architecture(shape);
   if (shape.family() == Family::gpt2 && shape.experts == 0) return "GPT2LMHeadModel";
   if (is_glm(shape)) return shape.norms_outputs() ? "Glm4ForCausalLM" : "GlmForCausalLM";
   if (is_starcoder2(shape)) return "Starcoder2ForCausalLM";
@@ -274,9 +280,29 @@ void add_layer_notes(const ModelShape& shape, const std::string& architecture,
         "model.position.window_base: only Gemma 3 and OLMo 3 have it, with norms behind blocks");
   }
   add(shape.attention_scale > 0 && !gemma2 && !gemma3,
-      "model.attention_scale: only Gemma 2 and 3 have another than 1 / sqrt(model.head_dim)");
+      "model.attention_scale: only Gemma 2 and 3 have another than 1 / sqrt(model.head_dim), and "
+      "Granite, with rmsnorm and swiglu");
   add(shape.attention_cap > 0 && !gemma2, "model.attention_cap: only Gemma 2 has one");
   add(shape.logit_cap > 0 && !gemma2, "model.logit_cap: only Gemma 2 has one");
+}
+
+// What one family alone has, or two.
+void add_scale_notes(const ModelShape& shape, const std::string& architecture,
+                     std::vector<std::string>& notes) {
+  const bool granite = architecture.starts_with("Granite");
+  const bool command = architecture.starts_with("Cohere");
+  const auto add = [&](bool obstacle, const char* note) {
+    if (obstacle) notes.emplace_back(note);
+  };
+  add(shape.residual_scale != 1 && !granite,
+      "model.residual_scale: only Granite has it, with rmsnorm and swiglu");
+  add(shape.logit_scale != 1 && !granite && !command,
+      "model.logit_scale: only Granite has it, with rmsnorm and swiglu, and Command R");
+  add(shape.head_bias && architecture != "PhiForCausalLM",
+      "model.head_bias: only Phi-2 has it, with model.norm.shared");
+  add(shape.norm_bias && !command,
+      "model.norm.bias: layer norms have one but in Command R, and in a GPT-2 as the linear "
+      "layers");
 }
 
 }  // namespace
@@ -289,10 +315,15 @@ HfModel hf_model_of(const ModelShape& shape) {
     notes = latent_obstacles(shape);
   } else if (is_near_gpt_oss(shape)) {
     notes = gpt_oss_obstacles(shape);
+  } else if (is_near_granite(shape)) {
+    notes = granite_obstacles(shape);
+  } else if (is_side_by_side(shape)) {
+    notes = side_by_side_obstacles(shape);
   } else {
     if (!whole && !is_glm(shape) && !is_starcoder2(shape)) notes = obstacles(shape);
     add_layer_notes(shape, architecture, notes);
   }
+  add_scale_notes(shape, architecture, notes);
   if (!notes.empty()) {
     throw Error(Exit::data,
                 {.code = "export.family",

@@ -1,8 +1,6 @@
 #include "runtime/interchange/hf_gpt_oss.h"
 
-#include <charconv>
 #include <map>
-#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -130,24 +128,17 @@ void write_gpt_oss(const ModelShape& shape, nlohmann::ordered_json& config) {
 
 std::vector<ForeignTensor> join_experts(std::vector<ForeignTensor> tensors, const ModelShape& shape,
                                         bool mxfp4) {
-  static constexpr std::string_view kExperts = ".experts.";
   std::vector<ForeignTensor> joined;
   std::map<std::string, size_t> known;  // which of them
   for (ForeignTensor& tensor : tensors) {
-    const size_t at = tensor.name.find(kExperts);
-    if (at == std::string::npos) {
+    const auto expert = expert_of(tensor.name);
+    if (!expert) {
       joined.push_back(std::move(tensor));
       continue;
     }
-    // ".experts.12.gate_proj.weight"
-    const std::string_view name = tensor.name;
-    const char* const number = name.data() + at + kExperts.size();
-    int64_t expert = 0;
-    const char* const behind = std::from_chars(number, name.data() + name.size(), expert).ptr;
-    const std::string_view rest = name.substr(static_cast<size_t>(behind - name.data()));
-    const bool down = rest.starts_with(".down_proj."), up = rest.starts_with(".up_proj.");
-    const bool bias = rest.ends_with(".bias");
-    const std::string whole = fmt::format("{}{}{}", name.substr(0, at + kExperts.size()),
+    const bool down = expert->rest.starts_with(".down_proj.");
+    const bool up = expert->rest.starts_with(".up_proj."), bias = expert->rest.ends_with(".bias");
+    const std::string whole = fmt::format("{}.experts.{}{}", tensor.name.substr(0, expert->at),
                                           down ? "down_proj" : "gate_up_proj", bias ? "_bias" : "");
     const int64_t out = down ? shape.hidden : 2 * shape.ffn;
     const int64_t in = down ? shape.ffn : shape.hidden;
@@ -159,7 +150,7 @@ std::vector<ForeignTensor> join_experts(std::vector<ForeignTensor> tensors, cons
     }
     ForeignPart part = std::move(tensor.parts.front());
     part.at.assign(bias ? 2 : 3, 0);
-    part.at[0] = expert;
+    part.at[0] = expert->number;
     part.transposed = !mxfp4 && !bias;
     part.step = down ? 1 : 2;
     // Outputs are the last axis, but where it is inputs.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/interchange/hf_gpt_oss.h"
+#include "runtime/interchange/hf_granite.h"
 #include "runtime/interchange/megatron_layout.h"
 
 namespace mtl {
@@ -66,6 +67,10 @@ constexpr std::array<Words, 3> kGlm4 = {
      {".post_feedforward_layernorm.", ".post_mlp_layernorm."}}};
 constexpr std::array<Words, 2> kStarcoder2 = {
     {{".mlp.up_proj.", ".mlp.c_fc."}, {".mlp.down_proj.", ".mlp.c_proj."}}};
+constexpr std::array<Words, 4> kPhi = {{{".self_attn.o_proj.", ".self_attn.dense."},
+                                        {".mlp.up_proj.", ".mlp.fc1."},
+                                        {".mlp.down_proj.", ".mlp.fc2."},
+                                        {"model.norm.", "model.final_layernorm."}}};
 
 // The first of `words` that is in the name is replaced.
 std::string renamed(std::string name, std::span<const Words> words) {
@@ -77,8 +82,8 @@ std::string renamed(std::string name, std::span<const Words> words) {
   return name;
 }
 
-// A projection to queries or keys whose turned elements have their pairs beside them (GLM): ours
-// lie half of these elements apart.
+// A projection to queries or keys whose turned elements have their pairs beside them (GLM, Command
+// R): ours lie half of these elements apart.
 void put_pairs_together(ForeignTensor& tensor, const ModelShape& shape) {
   const ForeignPart whole = tensor.parts.front();
   tensor.parts.clear();
@@ -117,6 +122,8 @@ std::vector<ForeignTensor> hf_tensors(const HfModel& model, const std::vector<Pa
   std::span<const Words> names;
   if (glm4) names = kGlm4;
   if (model.architecture == "Starcoder2ForCausalLM") names = kStarcoder2;
+  if (model.architecture == "PhiForCausalLM") names = kPhi;
+  const bool pairs = glm || model.architecture.starts_with("Cohere");
   for (size_t i = 0; i < table.size(); ++i) {
     const Dims origin(table[i].shape.size(), 0);
     const std::string& name = table[i].name;
@@ -127,11 +134,14 @@ std::vector<ForeignTensor> hf_tensors(const HfModel& model, const std::vector<Pa
     if (norm && gemma) tensor.parts[0].plus = 1;
     const bool turned =
         name.find(".q_proj.") != std::string::npos || name.find(".k_proj.") != std::string::npos;
-    if (glm && turned) put_pairs_together(tensor, model.shape);
+    if (pairs && turned) put_pairs_together(tensor, model.shape);
     add_fused(tensors, std::move(tensor), fused);
   }
   if (model.architecture == "GptOssForCausalLM") {
     return join_experts(std::move(tensors), model.shape, model.mxfp4);
+  }
+  if (model.architecture.starts_with("GraniteMoe")) {
+    return granite_tensors(std::move(tensors), model.shape);
   }
   return tensors;
 }

@@ -88,11 +88,15 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
        shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim,
        shape.dense_layers.empty() ? shape.ffn : shape.dense_layer_ffn);
   line("  activation: {}", activation_name(shape.activation));
-  line("  norm: {{type: {}, eps: {}{}}}", shape.norm == NormType::rmsnorm ? "rmsnorm" : "layernorm",
-       shape.norm_eps,
-       shape.norm_place == NormPlace::input
-           ? ""
-           : fmt::format(", place: {}", norm_place_name(shape.norm_place)));
+  std::string norm =
+      fmt::format("type: {}, eps: {}", shape.norm == NormType::rmsnorm ? "rmsnorm" : "layernorm",
+                  shape.norm_eps);
+  if (shape.norm_place != NormPlace::input) {
+    norm += fmt::format(", place: {}", norm_place_name(shape.norm_place));
+  }
+  if (shape.norm_bias) norm += fmt::format(", bias: {}", *shape.norm_bias);
+  if (shape.shared_norm) norm += ", shared: true";
+  line("  norm: {{{}}}", norm);
   line("  position:\n    type: {}", positions[static_cast<size_t>(shape.position)]);
   if (shape.position == PositionType::rope) {
     line("    base: {}", shape.rope_base);
@@ -146,7 +150,10 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
   if (shape.qk_norm) line("  qk_norm: true");
   if (shape.qk_norm_whole) line("  qk_norm_whole: true");
   if (shape.parallel_residual) line("  parallel_residual: true");
+  if (shape.residual_scale != 1) line("  residual_scale: {}", shape.residual_scale);
   if (shape.embedding_scale != 1) line("  embedding_scale: {}", shape.embedding_scale);
+  if (shape.logit_scale != 1) line("  logit_scale: {}", shape.logit_scale);
+  if (shape.head_bias) line("  head_bias: true");
   line("  tie_embeddings: {}\n  vocab_pad_to: {}", shape.tie_embeddings, shape.vocab_pad_to);
   line("train:\n  seq_len: {}\n  global_batch: 8\n  steps: 1000", seq_len);
   line("lr:\n  max: 2e-5\n  warmup: 50");

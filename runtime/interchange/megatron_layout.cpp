@@ -119,6 +119,14 @@ std::string megatron_obstacle(const ModelShape& shape, int64_t tp) {
     return "Megatron has neither GELU as a gate nor embeddings that are scaled (model.activation, "
            "model.embedding_scale)";
   }
+  if (shape.residual_scale != 1 || shape.logit_scale != 1) {
+    return "Megatron scales neither what blocks add nor logits (model.residual_scale, "
+           "model.logit_scale)";
+  }
+  if (shape.head_bias || shape.norm_bias) {
+    return "Megatron's output layer has no bias, and its layer norms have one (model.head_bias, "
+           "model.norm.bias)";
+  }
   if (shape.window_rope_base > 0) {
     return "Megatron rotates all layers with one base (model.position.window_base)";
   }

@@ -125,6 +125,23 @@ def configs():
     yield "stablelm", transformers.StableLmConfig(
         rope_theta=5000.0, partial_rotary_factor=0.25, use_qkv_bias=True,
         rope_scaling={"rope_type": "linear", "factor": 2.0}, **stablelm)
+    # Both blocks of a layer read one norm.
+    yield "stablelm-parallel", transformers.StableLmConfig(
+        use_parallel_residual=True, partial_rotary_factor=0.5, **{**stablelm, "hidden_size": 16})
+    one_norm = {**stablelm, "hidden_size": 16, "pad_token_id": None}
+    yield "cohere", transformers.CohereConfig(logit_scale=0.25, rope_theta=5000.0, **one_norm)
+    yield "cohere2", transformers.Cohere2Config(logit_scale=0.5, head_dim=6, **first, **one_norm)
+    yield "phi", transformers.PhiConfig(**{**stablelm, "hidden_size": 32})
+    scales = dict(embedding_multiplier=6.0, residual_multiplier=0.3, logits_scaling=4.0,
+                  attention_multiplier=0.4)
+    yield "granite", transformers.GraniteConfig(
+        attention_bias=True, mlp_bias=True, **scales, **llama_like(16))
+    yield "granitemoe", transformers.GraniteMoeConfig(
+        num_local_experts=4, num_experts_per_tok=2, tie_word_embeddings=True, **scales,
+        **llama_like(16))
+    yield "granitemoeshared", transformers.GraniteMoeSharedConfig(
+        num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=20, **scales,
+        **llama_like(16))
     neox = dict(vocab_size=VOCAB, num_hidden_layers=2, num_attention_heads=4,
                 max_position_embeddings=64, rotary_pct=0.5, bos_token_id=1, eos_token_id=2)
     yield "gpt-neox", transformers.GPTNeoXConfig(hidden_size=32, intermediate_size=48,

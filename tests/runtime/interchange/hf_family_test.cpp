@@ -1,5 +1,4 @@
 // Which of Hugging Face's families a shape is, and what keeps an almost fitting one from being it.
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -7,15 +6,13 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include "reference_folders.h"
 #include "runtime/interchange/hf_config.h"
-#include "support/errors.h"
 
 using namespace mtl;
 using namespace mtl::test;
 
 namespace {
-
-using Change = std::function<void(ModelShape&)>;
 
 // Of GPT-2's family, as every ModelShape of which nothing else is said.
 ModelShape small_shape() {
@@ -155,9 +152,12 @@ TEST_CASE("of a model that is almost Gemma what keeps it from being one is named
   CHECK(family([](ModelShape& shape) { shape.sliding_window = 4; }) == "model.sliding_window");
   CHECK(family([](ModelShape& shape) { shape.experts = 4; }) == "model.moe");
   CHECK(family([](ModelShape& s) { s.parallel_residual = true; }) == "model.parallel_residual");
-  // Nobody else scales the embeddings.
-  CHECK(family([](ModelShape& s) { s.activation = Activation::swiglu; }) ==
-        "model.embedding_scale");
+  // Granite alone scales the embeddings too.
+  CHECK(family([](ModelShape& s) { s.activation = Activation::swiglu; }) == "GraniteForCausalLM");
+  CHECK(family([](ModelShape& s) {
+          s.activation = Activation::swiglu;
+          s.qk_norm = true;
+        }) == "model.embedding_scale");
   const nlohmann::ordered_json written = hf_config_of(hf_model_of(gemma), {}, "float32");
   CHECK(written.at("hidden_act") == "gelu_pytorch_tanh");
   CHECK(written.at("hidden_activation") == "gelu_pytorch_tanh");
@@ -292,7 +292,11 @@ TEST_CASE("of a mixture the family follows from its parts, and what none has is 
   CHECK(family([&](ModelShape& shape) {
           shared(shape);
           shape.shared_gate = false;
-        }).starts_with("model.moe.shared_ffn without shared_gate"));
+        }).starts_with("model.qkv_bias: Granite"));
+  CHECK(family([&](ModelShape& shape) {
+          shared(shape);
+          shape.shared_gate = shape.qkv_bias = false;
+        }) == "GraniteMoeSharedForCausalLM");
   const auto dots = [](ModelShape& shape) {
     shape.qk_norm = shape.expert_bias = true;
     shape.moe_scores = {.sigmoid = true, .scale = 2.5, .groups = 2};
@@ -355,7 +359,11 @@ TEST_CASE("windows and rotations by layer are those of a few families") {
           s.sliding_window = 4;
           s.bias = s.qkv_bias = true;
         }) == "SmolLM3ForCausalLM");
-  CHECK(family([](ModelShape& s) { s.attention_scale = 0.5; }) == "model.attention_scale");
+  CHECK(family([](ModelShape& s) { s.attention_scale = 0.5; }) == "GraniteForCausalLM");
+  CHECK(family([](ModelShape& s) {
+          s.attention_scale = 0.5;
+          s.qk_norm = true;
+        }) == "model.attention_scale");
   CHECK(family([](ModelShape& s) { s.logit_cap = 15; }) == "model.logit_cap");
   CHECK(family([&](ModelShape& s) {
           window(s);

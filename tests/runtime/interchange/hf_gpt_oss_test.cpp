@@ -32,7 +32,6 @@ namespace hf_gpt_oss_test {
 namespace {
 
 using Layers = std::vector<int64_t>;
-using Change = std::function<void(ModelShape&)>;
 
 // As it is published.
 nlohmann::json published(int64_t layers, int64_t experts) {
@@ -64,20 +63,6 @@ int64_t parameters_of(const ModelShape& shape) {
   int64_t count = 0;
   for (const ParamRow& row : shard_table(shape, false)) count += row.numel();
   return count;
-}
-
-// The architecture that `shape` has after `change`, or the keys that keep it from having any.
-std::string family_or_keys(ModelShape shape, const Change& change) {
-  change(shape);
-  try {
-    return hf_model_of(shape).architecture;
-  } catch (const Error& error) {
-    std::string keys;
-    for (const std::string& note : error.diagnostics()[0].notes) {
-      keys += (keys.empty() ? "" : " ") + note.substr(0, note.find(':'));
-    }
-    return keys;
-  }
 }
 
 // A safetensors file that can be changed.

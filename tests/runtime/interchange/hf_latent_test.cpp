@@ -28,7 +28,6 @@ namespace hf_latent_test {
 namespace {
 
 using Layers = std::vector<int64_t>;
-using Change = std::function<void(ModelShape&)>;
 
 // The fields of published files that tell of the model, as they stand there.
 nlohmann::json v2_lite() {
@@ -69,20 +68,6 @@ nlohmann::json v3() {
     "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "seq_aux": true,
     "tie_word_embeddings": false, "topk_group": 4, "topk_method": "noaux_tc",
     "torch_dtype": "bfloat16", "use_cache": true, "v_head_dim": 128, "vocab_size": 129280})");
-}
-
-// The architecture that `shape` has after `change`, or the keys that keep it from having any.
-std::string family_or_keys(ModelShape shape, const Change& change) {
-  change(shape);
-  try {
-    return hf_model_of(shape).architecture;
-  } catch (const Error& error) {
-    std::string keys;
-    for (const std::string& note : error.diagnostics()[0].notes) {
-      keys += (keys.empty() ? "" : " ") + note.substr(0, note.find(':'));
-    }
-    return keys;
-  }
 }
 
 // A copy of a reference folder whose config.json says something else.

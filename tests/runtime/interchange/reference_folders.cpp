@@ -49,6 +49,19 @@ void check_returns(const ModelShape& shape) {
   CHECK(diagnostics.all().empty());
 }
 
+std::string family_or_keys(ModelShape shape, const Change& change) {
+  change(shape);
+  try {
+    return hf_model_of(shape).architecture;
+  } catch (const Error& error) {
+    std::string keys;
+    for (const std::string& note : error.diagnostics()[0].notes) {
+      keys += (keys.empty() ? "" : " ") + note.substr(0, note.find(':'));
+    }
+    return keys;
+  }
+}
+
 std::map<std::string, std::string> tensor_bytes(const fs::path& folder) {
   std::map<std::string, std::string> bytes;
   for (const auto& entry : fs::directory_iterator(folder)) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -28,6 +29,10 @@ ConfigRead read_config(const nlohmann::json& config);
 ConfigRead read_config(const std::string& folder, const nlohmann::json& changes);
 // A shape comes back from the config that is written of it.
 void check_returns(const ModelShape& shape);
+
+using Change = std::function<void(ModelShape&)>;
+// The architecture that `shape` has after `change`, or the settings that keep it from having any.
+std::string family_or_keys(ModelShape shape, const Change& change);
 
 // The bytes of every tensor of a folder, by name.
 std::map<std::string, std::string> tensor_bytes(const std::filesystem::path& folder);
