@@ -338,7 +338,20 @@ TEST_CASE("tokenize: cuts never split a character and prefer places between word
   CHECK(!forced);
   CHECK(cut_point("aaaaaaaaaaaaaaaaaaaaaaaa", 16, forced) == 16);
   CHECK(forced);
-  // Two spaces, or a space of Unicode beside it, are no such place.
+  // Characters of several bytes beside it, if they are no white space and whole.
+  forced = false;
+  CHECK(cut_point("aaaaaaaaaaéé дaaaa", 17, forced) == 14);
+  CHECK(cut_point("aaaaaaaaaéé\nдaaaa", 16, forced) == 14);
+  CHECK(cut_point("aaaaaaaaaaaaa\r\nb", 15, forced) == 13);
+  CHECK_FALSE(forced);
+  for (const char* text : {"aaaaaaaaaé\u00a0 дaaaaa", "aaaaaaaaaaa \u3000aaaaa",
+                           "aaaaaaaaaaa\x84 aaaaaaa", "aaaaaaaaaaaa.\r\nbaa"}) {
+    CAPTURE(std::string(text));
+    forced = false;
+    CHECK(cut_point(text, 16, forced) >= 15);
+    CHECK(forced);
+  }
+  // Nor are two spaces such a place.
   forced = false;
   CHECK(cut_point("aaaaaaaaaaaaaa  aaaaaa", 16, forced) == 16);
   CHECK(forced);
