@@ -15,6 +15,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "launcher/config_edit.h"
+#include "launcher/shell_script.h"
 #include "runtime/spec/megatron_command.h"
 
 namespace mtl {

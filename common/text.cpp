@@ -56,6 +56,19 @@ std::string some_of(const std::vector<std::string>& names) {
   return text;
 }
 
+bool is_shell_variable(std::string_view word) {
+  if (word.size() < 2) return false;
+  if (word.front() == '`') return word.find('`', 1) == word.size() - 1;
+  if (word.front() != '$') return false;
+  if (word[1] == '{') return word.find('}') == word.size() - 1;
+  if (word[1] == '(') return word.back() == ')';
+  const std::string_view name = word.substr(1);
+  if (name == "@" || name == "*") return true;
+  return std::all_of(name.begin(), name.end(), [](char c) {
+    return (lower(c) >= 'a' && lower(c) <= 'z') || (c >= '0' && c <= '9') || c == '_';
+  });
+}
+
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream in(text);

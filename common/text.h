@@ -24,6 +24,10 @@ std::optional<Number> to_number(std::string_view text);
 // "0, 5 and 4 more": the first eight.
 std::string some_of(const std::vector<std::string>& names);
 
+// Whether a word of a shell script is a variable or a command's output and nothing else ($A, ${A},
+// $1, $@, $(...), `...`): what stands there when the script runs.
+bool is_shell_variable(std::string_view word);
+
 // Without their ends; the last one with or without it.
 std::vector<std::string> lines_of(const std::string& text);
 

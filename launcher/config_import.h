@@ -9,13 +9,6 @@
 
 namespace mtl {
 
-// A shell script or a command rather than YAML.
-bool looks_like_command(const std::string& text);
-// The words of the launching command of a shell script: comments, continued lines, quotes, simple
-// assignments (A=1, A+=0, "$A", ${A:-1}, $((A * 2)), ARGS=(...) with "${ARGS[@]}") are understood;
-// redirections and other commands are passed over. Empty if there is none.
-std::vector<std::string> command_of_script(const std::string& script);
-
 struct ImportedCommand {
   FlagValues flags;               // by LaunchFlag::name
   std::vector<std::string> left;  // flags of the program that say nothing of where to run

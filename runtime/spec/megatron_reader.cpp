@@ -1,12 +1,12 @@
 #include "runtime/spec/megatron_reader.h"
 
 #include <algorithm>
-#include <cctype>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "common/text.h"
 #include "runtime/spec/load_text.h"
 #include "runtime/spec/scalars.h"
 #include "runtime/spec/schema.h"
@@ -35,16 +35,6 @@ bool holds_text(const Row& row) {
          std::holds_alternative<TextOrSources>(field);
 }
 
-// $A, ${A}, $(...) and nothing else: what the script would put there is not known.
-bool is_variable(const std::string& word) {
-  if (word.size() < 2 || word.front() != '$') return false;
-  const char last = word[1] == '{' ? '}' : word[1] == '(' ? ')' : '\0';
-  if (last != '\0') return word.find(last) == word.size() - 1;
-  return std::all_of(word.begin() + 1, word.end(), [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
-  });
-}
-
 }  // namespace
 
 std::string yaml_scalar(const std::string& text) {
@@ -60,10 +50,19 @@ MegatronReader::MegatronReader(const std::vector<std::string>& command, Diagnost
   const auto program = std::find_if(command.begin(), command.end(),
                                     [](const std::string& word) { return word.ends_with(".py"); });
   std::vector<std::string>* values = nullptr;
+  bool takes_variable = false;  // which may be the value of the flag before it
   for (auto word = program == command.end() ? command.begin() : program + 1; word != command.end();
        ++word) {
     if (!word->starts_with("--")) {
-      if (values != nullptr && !is_variable(*word)) values->push_back(*word);
+      if (!is_shell_variable(*word)) {
+        if (values != nullptr) values->push_back(*word);
+      } else if (!takes_variable) {
+        open(
+            fmt::format("{} is computed by the script, given to it, or added under a condition: "
+                        "see which flags it holds",
+                        *word));
+      }
+      takes_variable = false;
       continue;
     }
     const size_t equals = word->find('=');
@@ -74,16 +73,19 @@ MegatronReader::MegatronReader(const std::vector<std::string>& command, Diagnost
     if (!has(flag)) order_.push_back(flag);
     values = &given_[flag];
     values->clear();  // the last one counts
+    const MegatronFlag* const row = find_megatron_flag(flag);
+    const bool alone = row != nullptr && row->how == MegatronHow::truth;
+    takes_variable = !alone && equals == std::string::npos;
     if (equals == std::string::npos) continue;
     const std::string value = word->substr(equals + 1);
-    if (!value.empty() && !is_variable(value)) values->push_back(value);
+    if (!value.empty() && !is_shell_variable(value)) values->push_back(value);
   }
 }
 
 MegatronSettings MegatronReader::translate() {
   for (const std::string& flag : order_) judge(flag);
   for (const std::string& flag : order_) {
-    if (text(flag).find('$') == std::string::npos) continue;
+    if (text(flag).find_first_of("$`") == std::string::npos) continue;
     open(fmt::format("--{} has a variable of the script in it: {}", flag, text(flag)));
   }
   for (const MegatronGroup& group : megatron_groups()) {

@@ -43,6 +43,9 @@ void MegatronReader::model() {
            "the score of no key is a learned one of each head (learnable), or there is none "
            "(vanilla)");
   }
+  if (has("disable-bias-linear") && text("normalization") != "RMSNorm") {
+    set("model.norm.bias", "true", "disable-bias-linear");
+  }
   const bool fused = !has("disable-bias-linear") && !has("no-bias-gelu-fusion");
   if (!gated && !has("openai-gelu") && !fused) {
     // Its fused kernel is the tanh form, and F.gelu the exact one.
@@ -355,6 +358,7 @@ void MegatronReader::schedules() {
 }
 
 void MegatronReader::precision() {
+  if (has("fp16") && has("bf16")) refuse("fp16", "--bf16 is another type");
   const std::string dtype = setting("precision.dtype");
   if (dtype != "fp16") {
     drop("precision.loss_scale.");

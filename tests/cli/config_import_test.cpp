@@ -56,8 +56,9 @@ torchrun --nproc_per_node 4 --rdzv_id $SLURM_JOB_ID --rdzv_endpoint $HOST:29500 
   CHECK(variables.code == 0);
   CHECK(variables.err.find("--rdzv_endpoint is left out: the script does not say what "
                            "$HOST:29500 is") != std::string::npos);
-  CHECK(variables.err.find("--rdzv_id is left out: the script does not say what it is") !=
-        std::string::npos);
+  CHECK(
+      variables.err.find("--rdzv_id is left out: the script does not say what $SLURM_JOB_ID is") !=
+      std::string::npos);
   CHECK(file_text(shell.dir() / kDefaultConfig).find("mtl_rdzv") == std::string::npos);
   variables = shell.mtl({"config", "import", "--train", "slurm.yaml", "slurm.sh"});
   CHECK(variables.code == 0);
@@ -114,6 +115,57 @@ torchrun pretrain_gpt.py "${MODEL[@]}" $OTHERS --train-iters "$1" --micro-batch-
     CAPTURE(part);
     CHECK(text.find(part) == std::string::npos);
   }
+}
+
+TEST_CASE("import says what a script computes, and takes no branch of a condition") {
+  Shell shell;
+  shell.write("train.sh", R"(#!/bin/bash
+SIZE=7
+RAMP="2 2 100"
+LAYERS=4
+SEQ=16
+if [ $SIZE = 7 ]; then HIDDEN=64;  HEADS=4
+elif [ $SIZE = 13 ]; then
+  HIDDEN=128
+  if [ -n "$DEEP" ]; then LAYERS=8; fi
+else HIDDEN=96
+fi
+case $SIZE in
+  7) LR=1e-3 ;;
+  *) LR=2e-3 ;;
+esac
+[ "$DEBUG" = 1 ] && STEPS=5
+cat > notes <<END
+SEQ=513
+END
+for RUN in 1 2; do
+  MODEL=(--num-layers $LAYERS --hidden-size $HIDDEN --num-attention-heads $HEADS)
+  if [ -n "$GATE" ]; then MODEL+=(--swiglu); fi
+  torchrun $NODES pretrain_gpt.py "${MODEL[@]}" $MORE --bf16 ${EXTRA[0]} --seq-length $SEQ \
+      --max-position-embeddings 16 --micro-batch-size 1 --global-batch-size 8 --lr $LR \
+      --train-iters $STEPS --rampup-batch-size $RAMP --seed `date +%s` --data-path corpus
+done
+)");
+  const Outcome outcome = shell.mtl({"config", "import", "--train", "train.yaml", "train.sh"});
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.code == 0);
+  const std::string text = file_text(shell.dir() / "train.yaml");
+  CAPTURE(text);
+  for (const char* line :
+       {"# --num-layers has no value", "# --hidden-size has no value", "# --lr has no value",
+        "# --num-attention-heads has no value", "# --train-iters has no value",
+        "# --seed has no value", "# ${MODEL+=} is computed by the script", "# $MORE is computed",
+        "# ${EXTRA[0]} is computed", "seq_len: 16", "global_batch: 8"}) {
+    CAPTURE(line);
+    CHECK(text.find(line) != std::string::npos);
+  }
+  for (const char* part : {"513", "swiglu", "\n  hidden:", "heads:", "layers:", "steps: 5"}) {
+    CAPTURE(part);
+    CHECK(text.find(part) == std::string::npos);
+  }
+  const Outcome where = shell.mtl({"config", "import", "--force", "train.sh"});
+  CAPTURE(where.err);
+  CHECK(where.err.find("$NODES is left out") != std::string::npos);
 }
 
 TEST_CASE("import --train writes what a Megatron script trains, and a run of it starts") {

@@ -133,6 +133,7 @@ TEST_CASE("Llama 3 8B and a mixture, as Megatron-LM's examples have them") {
   CHECK(llama.settings.at("model.kv_heads") == "8");
   CHECK(llama.settings.at("model.position.base") == "1000000");
   CHECK(llama.settings.at("model.bias") == "false");
+  CHECK(llama.settings.at("model.norm.bias") == "true");  // of layer norms, which these are
   CHECK(llama.settings.at("model.tie_embeddings") == "false");
   const Translated mixture = translated(
       kSmall +
