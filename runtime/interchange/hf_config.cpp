@@ -48,7 +48,14 @@ void read_gpt_neox(ConfigReader& config, ModelShape& shape) {
   shape.parallel_residual = config.boolean("use_parallel_residual", true);
   config.require("attention_bias", true, true, "all linear layers have a bias here, or none");
   shape.tie_embeddings = config.boolean("tie_word_embeddings", false);
-  // transformers 5 has other names for these two, which win.
+  // transformers 5 has other names for these two, which win there, and these win in 4.57.
+  for (const auto& [older, newer] : {std::pair("rotary_emb_base", "rope_theta"),
+                                     std::pair("rotary_pct", "partial_rotary_factor")}) {
+    if (config.find(older) == nullptr || config.find(newer) == nullptr) continue;
+    if (config.number(older, 0) == config.number(newer, 0)) continue;
+    config.refuse(fmt::format("'{}' and '{}' are one number and differ", older, newer),
+                  "keep the one that the model was trained with");
+  }
   const double base = config.number_in({0, 1e12, true}, "rotary_emb_base", 10000);
   const double fraction = config.number_in({0, 1, true}, "rotary_pct", 0.25);
   read_hf_rope(config, {base, fraction}, shape);

@@ -7,6 +7,7 @@ namespace {
 // Fields that say nothing about what the model computes from given weights.
 const std::set<std::string>& harmless_fields() {
   static const std::set<std::string> kFields = {"_name_or_path",
+                                                "_num_labels",
                                                 "_attn_implementation",
                                                 "architectures",
                                                 "auto_map",
@@ -27,6 +28,7 @@ const std::set<std::string>& harmless_fields() {
                                                 "hidden_dropout",
                                                 "id2label",
                                                 "initializer_range",
+                                                "is_llama_config",
                                                 "is_decoder",
                                                 "is_encoder_decoder",
                                                 "keys_to_ignore_at_inference",
@@ -50,6 +52,7 @@ const std::set<std::string>& harmless_fields() {
                                                 "router_jitter_noise",
                                                 "sep_token_id",
                                                 "seq_aux",
+                                                "sliding_window_size",
                                                 "summary_activation",
                                                 "summary_first_dropout",
                                                 "summary_proj_to_labels",
@@ -62,6 +65,7 @@ const std::set<std::string>& harmless_fields() {
                                                 "top_p",
                                                 "torch_dtype",
                                                 "torchscript",
+                                                "transformers.js_config",
                                                 "transformers_version",
                                                 "unk_token_id",
                                                 "use_cache"};

@@ -93,9 +93,10 @@ class ConfigReader {
     }
     return value->get<std::vector<double>>();
   }
+  // null is false, as Python takes it.
   bool boolean(const std::string& key, bool otherwise) {
     const nlohmann::json* const value = find(key);
-    if (value == nullptr) return otherwise;
+    if (value == nullptr) return otherwise && !json_.contains(key);
     if (!value->is_boolean()) {
       refuse(fmt::format("{} is {}, not true or false", named(key), shown(*value)));
       return otherwise;

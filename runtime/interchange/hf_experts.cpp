@@ -137,7 +137,7 @@ void read_deepseek_experts(ConfigReader& config, ModelShape& shape,
     }
   }
   const int64_t groups = scores.groups, taken = scores.group_topk;
-  if (groups == 1) return;
+  if (groups == 1 && taken > 0) return;
   const int64_t size = groups > 0 ? shape.experts / groups : 0;
   const bool whole = groups > 1 && groups <= 64 && shape.experts % groups == 0 && taken >= 1 &&
                      taken <= groups && shape.experts_per_token <= taken * size;

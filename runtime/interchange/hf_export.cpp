@@ -66,7 +66,10 @@ ExportReport export_hf(const ExportOptions& options) {
   std::set<std::string> ours;
   for (const ParamRow& row : shard_table(shape, false)) ours.insert(row.name);
   // GPT2LMHeadModel has all its biases: those that ours does without are zeros.
-  if (shape.family() == Family::gpt2) shape.bias = shape.qkv_bias = true;
+  if (shape.family() == Family::gpt2) {
+    shape.bias = shape.qkv_bias = true;
+    shape.norm_bias.reset();
+  }
   const std::vector<ParamRow> table = shard_table(shape, false);
 
   NewFolder folder(options.out);

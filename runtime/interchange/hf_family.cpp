@@ -140,6 +140,13 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
   add(longrope && shape.rope_scaling.attention_factor == 0 &&
           std::abs(std::max(1.0, ratio) - shape.rope_scaling.factor) > 1e-9 * ratio,
       "model.position.scaling.factor: Phi-3's is model.max_seq / original_max_seq");
+  RopeScaling plain_longrope = shape.rope_scaling;
+  plain_longrope.attention_factor = 0;
+  plain_longrope.factor = std::max(1.0, ratio);
+  add(longrope && shape.rope_scaling.attention_factor > 0 &&
+          std::abs(rope_amplitude(shape.rope_scaling) - rope_amplitude(plain_longrope)) > 1e-9,
+      "model.position.scaling.attention_factor: Phi-3's follows from model.max_seq / "
+      "original_max_seq");
   add(shape.rope_fraction != 1 && !plain,
       "model.position.fraction: StableLM and GPT-NeoX have it, with layernorm, Phi-3, without "
       "biases, model.qk_norm, experts and scalings beside longrope, and GLM, with biases of "
@@ -300,7 +307,7 @@ void add_scale_notes(const ModelShape& shape, const std::string& architecture,
       "model.logit_scale: only Granite has it, with rmsnorm and swiglu, and Command R");
   add(shape.head_bias && architecture != "PhiForCausalLM",
       "model.head_bias: only Phi-2 has it, with model.norm.shared");
-  add(shape.norm_bias && !command,
+  add(shape.norm_bias && !command && architecture != "GPT2LMHeadModel",
       "model.norm.bias: layer norms have one but in Command R, and in a GPT-2 as the linear "
       "layers");
 }

@@ -149,10 +149,19 @@ void read_hf_rope(ConfigReader& config, const HfRopeDefaults& defaults, ModelSha
     if (!same("rope_theta", theta, shape.rope_base)) return;
     if (!same(kFractionKey, fraction, shape.rope_fraction)) return;
   }
-  std::string type = scaling.text("rope_type", scaling.text("type", "default"));
   // Phi-3's first files called it so.
   const bool factors = scaling.find("short_factor") != nullptr;
-  if (type == "su" || (type == "yarn" && factors)) type = "longrope";
+  const auto known_as = [&](const std::string& name) {
+    return name == "su" || (name == "yarn" && factors) ? std::string("longrope") : name;
+  };
+  const std::string older = known_as(scaling.text("type", "default"));
+  const std::string type = known_as(scaling.text("rope_type", older));
+  if (scaling.find("type") != nullptr && type != older) {
+    config.refuse(
+        fmt::format("the rotation's 'rope_type' is '{}' and its 'type' '{}'", type, older),
+        "keep the one that the model was trained with");
+    return;
+  }
   RopeScaling& to = shape.rope_scaling;
   if (type == "linear" || type == "llama3" || type == "yarn") {
     to.factor = scaling.number_in(kFactorRange, "factor");
@@ -196,11 +205,9 @@ nlohmann::ordered_json hf_rope_scaling(const RopeScaling& scaling) {
   if (scaling.type == RopeScalingType::none) return nullptr;
   if (scaling.type == RopeScalingType::longrope) {
     // Phi-3 before transformers 5 takes these three keys and no others.
-    nlohmann::ordered_json json = {{"type", name_of(scaling.type)},
-                                   {"short_factor", scaling.short_factor},
-                                   {"long_factor", scaling.long_factor}};
-    if (scaling.attention_factor > 0) json["attention_factor"] = scaling.attention_factor;
-    return json;
+    return {{"type", name_of(scaling.type)},
+            {"short_factor", scaling.short_factor},
+            {"long_factor", scaling.long_factor}};
   }
   nlohmann::ordered_json json = {{"rope_type", name_of(scaling.type)}, {"factor", scaling.factor}};
   if (scaling.type == RopeScalingType::linear) return json;

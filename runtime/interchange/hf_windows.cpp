@@ -49,7 +49,7 @@ std::vector<int64_t> last_of_every(int64_t every, int64_t layers) {
 }  // namespace
 
 void read_hf_windows(ConfigReader& config, const HfWindows& defaults, ModelShape& shape) {
-  const bool on = !defaults.switched || config.boolean("use_sliding_window", false);
+  bool on = !defaults.switched || config.boolean("use_sliding_window", false);
   const int64_t window = config.size("sliding_window", defaults.window.value_or(0));
   const int64_t below =
       defaults.full_below ? config.size("max_window_layers", defaults.full_below) : 0;
@@ -57,6 +57,8 @@ void read_hf_windows(ConfigReader& config, const HfWindows& defaults, ModelShape
   const nlohmann::json* const kinds =
       list_by_layer(config, "layer_types", shape.layers,
                     [](const auto& kind) { return kind == kWindow || kind == kFull; });
+  // In this family the switch says only which layers have one where there is no list.
+  if (defaults.of_unrotated && kinds != nullptr) on = true;
   int64_t every = defaults.full_every;
   if (defaults.pattern != nullptr) {
     config.find(defaults.pattern);
@@ -70,12 +72,18 @@ void read_hf_windows(ConfigReader& config, const HfWindows& defaults, ModelShape
                      return defaults.of_unrotated ? shape.rotates(layer) : layer < below;
                    });
   // Where the window is switched off, transformers gives no layer one, whatever its type.
-  if (!on || window == 0 || std::ssize(full) == shape.layers) return;
+  if (!on) return;
+  if (window == 0 && config.find("sliding_window") != nullptr) {
+    return config.refuse("'sliding_window' is 0, and a query sees itself at least",
+                         "without a window it is null");
+  }
+  if (window == 0) return;
   if (!full.empty() && !defaults.by_layer) {
     return config.refuse("some layers have a sliding window and some have none",
                          "transformers gives all layers of this family one; this model cannot be "
                          "run by mtl");
   }
+  if (std::ssize(full) == shape.layers) return;
   shape.sliding_window = window;
   shape.full_layers = full;
 }

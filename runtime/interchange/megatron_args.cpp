@@ -91,6 +91,8 @@ ModelShape MegatronArgs::shape() {
   read_feed_forward(shape);
   read_norm(shape);
   read_positions(shape);
+  // Its layer norms have a bias whatever the linear layers have.
+  if (shape.norm == NormType::layernorm && !shape.has_norm_bias()) shape.norm_bias = true;
   read_windows(shape);
   if (const std::string softmax = text("softmax_type", "vanilla"); softmax != "vanilla") {
     refuse(fmt::format("args.softmax_type is {}: scores of no key are not imported from Megatron",

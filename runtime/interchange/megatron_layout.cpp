@@ -123,7 +123,7 @@ std::string megatron_obstacle(const ModelShape& shape, int64_t tp) {
     return "Megatron scales neither what blocks add nor logits (model.residual_scale, "
            "model.logit_scale)";
   }
-  if (shape.head_bias || shape.norm_bias) {
+  if (shape.head_bias || shape.norm_bias == false) {
     return "Megatron's output layer has no bias, and its layer norms have one (model.head_bias, "
            "model.norm.bias)";
   }

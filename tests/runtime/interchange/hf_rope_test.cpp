@@ -83,6 +83,13 @@ TEST_CASE("scaled rotary positions are transformers', and are written as they ca
     check_numbers(std::vector<float>(row, row + half), wanted.at("cos"), 1e-5);
     check_numbers(std::vector<float>(row + half, row + 2 * half), wanted.at("sin"), 1e-5);
 
+    // Phi-3 has no amplitude of its own.
+    if (shape.rope_scaling.type == RopeScalingType::longrope &&
+        shape.rope_scaling.attention_factor > 0) {
+      CHECK_THROWS_WITH_AS(hf_model_of(shape), doctest::Contains("scaling.attention_factor"),
+                           Error);
+      continue;
+    }
     // Out and in again, in the dictionary of transformers 4 and in that of 5.
     nlohmann::json written = hf_config_of(model, {}, "float32");
     CHECK(to_json(read_scaled(written, said).shape) == to_json(shape));
@@ -195,6 +202,12 @@ TEST_CASE("scalings that are not here or say too little are refused by name") {
   CHECK(longrope(nlohmann::json::object()) == "");
   CHECK(longrope({{"type", "su"}}) == "");
   CHECK(longrope({{"type", "yarn"}}) == "");  // Phi-3's first files
+  CHECK(longrope({{"type", "su"}, {"rope_type", "longrope"}}) == "");
+  CHECK(has(longrope({{"rope_type", "linear"}, {"factor", 2.0}}),
+            "'rope_type' is 'linear' and its 'type' 'longrope'"));
+  CHECK(
+      has(refused("rope_scaling", {{"type", "default"}, {"rope_type", "linear"}, {"factor", 2.0}}),
+          "'rope_type' is 'linear' and its 'type' 'default'"));
   CHECK(has(longrope({{"long_factor", {1.0, 2.0, 3.0}}}),
             "'long_factor' of 'rope_scaling' is not a list of 4 numbers above 0"));
   CHECK(has(longrope({{"short_factor", {1.0, 0.0, 1.0, 1.0}}}), "'short_factor' of"));

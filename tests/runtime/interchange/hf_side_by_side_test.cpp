@@ -89,6 +89,10 @@ TEST_CASE("what families with one norm say is read or refused") {
   check_refused("phi", {{"qk_layernorm", true}}, "'qk_layernorm'");
   check_refused("phi", {{"hidden_act", "silu"}}, "'hidden_act'");
 
+  // null is false.
+  CHECK_FALSE(
+      read_config("stablelm-parallel", {{"use_parallel_residual", "null"}}).shape.shared_norm);
+  CHECK_FALSE(read_config("cohere", {{"tie_word_embeddings", "null"}}).shape.tie_embeddings);
   CHECK(shape_of("stablelm-parallel").shared_norm);
   CHECK_FALSE(shape_of("stablelm").parallel_residual);
 }

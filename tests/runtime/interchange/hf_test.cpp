@@ -233,6 +233,9 @@ TEST_CASE("what changes the mathematics is read or refused") {
   CHECK(problems("gpt-neox", {{"rotary_pct", 0.3}}) == "");                // 2 of 8
   CHECK(problems("gpt-neox", {{"rotary_pct", 0.4}}) == "import.config ");  // 3
   CHECK(problems("gpt-neox", {{"num_attention_heads", 3}}) == "import.config import.config ");
+  CHECK(problems("gpt-neox", {{"rope_theta", 100}}) == "import.config ");
+  CHECK(problems("gpt-neox", {{"partial_rotary_factor", 0.25}}) == "import.config ");
+  CHECK(problems("gpt-neox", {{"use_parallel_residual", nullptr}}) == "");
   CHECK(problems("gpt2", {{"activation_function", "gelu"}}) == "");
   CHECK(problems("gpt2", {{"activation_function", "relu"}}) == "import.config ");
   CHECK(problems("dots1", nlohmann::json::object()) == "");
@@ -246,6 +249,7 @@ TEST_CASE("what changes the mathematics is read or refused") {
   CHECK(problems("dots1", {{"routed_scaling_factor", 0}}) == "import.config ");
   CHECK(problems("dots1", {{"n_group", 3}}) == "import.config ");
   CHECK(problems("dots1", {{"topk_group", 5}}) == "import.config ");
+  CHECK(problems("dots1", {{"n_group", 1}, {"topk_group", 0}}) == "import.config ");
   CHECK(problems("dots1", {{"topk_group", 1}}) == "import.config ");  // of two experts
   CHECK(problems("dots1", {{"n_group", 8}, {"topk_group", 4}}) == "import.config ");  // of one
   CHECK(problems("dots1", {{"num_experts_per_tok", 1}, {"n_group", 1}}) == "warning ");
@@ -306,10 +310,10 @@ TEST_CASE("what changes the mathematics is read or refused") {
 
   nlohmann::json config;
   Diagnostics none;
-  // Of Qwen3's mixtures newer versions say no number of layers without a window.
+  // Of Qwen3's mixtures newer versions say no number of layers without a window, and read none.
   config = nlohmann::json::parse(read_file(reference_folder("qwen3-moe") / "config.json"));
   config.update({{"use_sliding_window", true}, {"sliding_window", 8}});
-  CHECK(model_from_hf_config(config, "", none).shape.sliding_window == 0);
+  CHECK(problems("qwen3-moe", config) == "import.config ");
   config.erase("max_window_layers");
   CHECK(model_from_hf_config(config, "", none).shape.sliding_window == 8);
   // And of Qwen2's they read that number the other way round.

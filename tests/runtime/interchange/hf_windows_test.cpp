@@ -62,14 +62,31 @@ TEST_CASE("Qwen's windows begin behind a number of layers, or are listed") {
 TEST_CASE("families that transformers gives one window take no other in some layers") {
   const nlohmann::json some = {{"sliding_window", 8},
                                {"layer_types", {"sliding_attention", "full_attention"}}};
+  const nlohmann::json none = {{"sliding_window", 8},
+                               {"layer_types", {"full_attention", "full_attention"}}};
   const std::string refused = "c: some layers have a sliding window and some have none\n";
   for (const char* folder : {"mistral", "mixtral", "phi3", "starcoder2"}) {
     CAPTURE(std::string(folder));
     CHECK(read_config(folder, some).problems == refused);
+    CHECK(read_config(folder, none).problems == refused);
+    CHECK(read_config(folder, {{"sliding_window", 0}}).problems.find("'sliding_window' is 0") !=
+          std::string::npos);
   }
-  CHECK(read_config("qwen2-moe",
-                    {{"use_sliding_window", true}, {"sliding_window", 8}, {"max_window_layers", 1}})
-            .problems == refused);
+  for (const int below : {1, 2}) {
+    CHECK(read_config(
+              "qwen2-moe",
+              {{"use_sliding_window", true}, {"sliding_window", 8}, {"max_window_layers", below}})
+              .problems == refused);
+  }
+}
+
+TEST_CASE("SmolLM3's list of layers counts, whatever its switch says") {
+  const ConfigRead read = read_config("smollm3", {{"use_sliding_window", false}});
+  CHECK(read.problems == "");
+  CHECK(read.shape.sliding_window == 4);
+  CHECK(read.shape.full_layers == Layers{1});
+  CHECK(read_config("smollm3", {{"use_sliding_window", false}, {"layer_types", nullptr}})
+            .shape.sliding_window == 0);
 }
 
 TEST_CASE("Gemma 2 caps scores and logits, unless it says that it does not") {
