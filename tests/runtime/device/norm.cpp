@@ -225,7 +225,8 @@ void check_add_norm(Device& device, DType type, int64_t rows, int64_t cols, floa
                              .residual = residual.view,
                              .out = out.view,
                              .dropout = dropout,
-                             .first_row = 11};
+                             .first_row = 11,
+                             .scale = plain ? 1.0f : 0.22f};
     const LayerNorm norm = {.x = out.view,
                             .gamma = gamma.view,
                             .beta = plain ? beta.view : Tensor{},
