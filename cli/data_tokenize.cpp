@@ -167,6 +167,12 @@ int command_data_tokenize(const Arguments& args) {
   options.format = format.value_or("");
   options.lines_are_documents = split_lines || document == "line";
   options.json_keys = split_at_commas(keys);
+  for (auto key = options.json_keys.begin(); key != options.json_keys.end(); ++key) {
+    if (std::find(options.json_keys.begin(), key, *key) == key) continue;
+    throw Error(Exit::usage, {.code = "usage.value",
+                              .what = fmt::format("--json_keys names '{}' twice", *key),
+                              .help = "each key is a corpus of its own: name it once"});
+  }
   if (options.workers == 0) options.workers = usable_cores();
   const auto tokenizer = load_tokenizer(tokenizer_flags);
   // Else each thread keeps what its longest document took, for the next one.

@@ -135,6 +135,8 @@ Json launch_json(const LaunchRequest& request, const JobProgram& program,
     try {
       placement = place_here(request);
     } catch (const Error& error) {
+      // What else there is to know of the launch is the same elsewhere.
+      json["exit_code"] = static_cast<int>(error.exit());
       json["problems"] = problems_of(error);
     }
     for (const auto& command :

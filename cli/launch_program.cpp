@@ -182,10 +182,11 @@ int launch_program(const LaunchOptions& options, const std::string& program,
   job.program = program_of(options, request, program, arguments);
   if (options.dry_run) {
     if (options.json) {
-      fmt::print("{}\n", launch_json(request, job.program, file.path).dump(2));
-    } else {
-      dry_run(request, job.program);
+      const auto document = launch_json(request, job.program, file.path);
+      fmt::print("{}\n", document.dump(2));
+      return document.value("exit_code", 0);
     }
+    dry_run(request, job.program);
     return 0;
   }
   if (is_script(options, program) && !options.module &&

@@ -76,7 +76,7 @@ int dry_run(const PreparedRun& run, bool json) {
     auto document = launch_json(run.request, worker_program(run, "RUN_DIR"), run.config_file);
     document["plan"] = to_json(run.checked.plan);
     fmt::print("{}\n", document.dump(2));
-    return 0;
+    return document.value("exit_code", 0);
   }
   const bool here = !run.request.starts_agents();
   const std::vector<RankPlacement> placement =
@@ -409,7 +409,6 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
               run.prepared().checked.micro_batch_words);
     outcome = run_job(job);
   }
-  held.reset();
   // The run is what it is, whether or not somebody still reads what is said of it.
   std::signal(SIGPIPE, SIG_IGN);
   view.close();
@@ -419,6 +418,8 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
     log.text(text);
   }
   conclude(outcome, run.dir(), options.run.fresh);
+  // Until here: the exit code is what the run has come to, whatever is asked of it by then.
+  held.reset();
   return continue_in_slurm(job.request, outcome, run.dir());
 }
 

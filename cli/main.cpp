@@ -63,6 +63,12 @@ int main(int argc, char** argv) {
   } catch (const std::system_error& error) {
     // fmt's, where stdout takes no more.
     if (std::ferror(stdout) != 0) return lost_output(error.code().value());
+    if (error.code() == std::errc::resource_unavailable_try_again) {
+      return report({{.code = "launch.process",
+                      .what = "the system starts no more threads: " + error.code().message(),
+                      .help = "see the limits on processes and memory (ulimit -u, ulimit -v)"}},
+                    mtl::Exit::environment);
+    }
     return unexpected(error);
   } catch (const std::exception& error) {
     return unexpected(error);

@@ -262,6 +262,7 @@ std::vector<Host> read_hostfile(const std::string& path, Diagnostics& diagnostic
                      .help = fmt::format("correct the path that {} gives", origin)});
     return {};
   }
+  if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);  // of some editors
   std::vector<Host> hosts;
   std::map<std::string, size_t> index;
   bool wrong = false;

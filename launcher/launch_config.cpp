@@ -9,6 +9,7 @@
 #include "common/text.h"
 #include "launcher/config_values.h"
 #include "launcher/launch_config_keys.h"
+#include "launcher/launch_flags.h"
 #include "launcher/train_settings.h"
 
 namespace mtl {
@@ -237,13 +238,26 @@ class ConfigReader {
     } else if (value.kind == YamlValue::Kind::map || !scalars || (list && !is_word_list(setting))) {
       values_.bad(value, entry.key + " is a single value, not a list or a section",
                   setting == "fsdp_ignored_modules" ? "several are a regular expression: a|b" : "");
-    } else {
+    } else if (is_wanted(setting, entry, text)) {
       config_.plugins[setting] = text;
     }
   }
 
+  // As the flag of that name has it: what no program could make sense of is no setting.
+  bool is_wanted(const std::string& setting, const YamlValue::Entry& entry,
+                 const std::string& text) {
+    const LaunchFlag* const flag = find_launch_flag(setting);
+    if (flag == nullptr || text.empty()) return true;
+    const auto wanted = flag_value_wanted(*flag, text);
+    if (!wanted) return true;
+    values_.bad(entry.value, fmt::format("{} wants {}, got '{}'", entry.key, *wanted, text),
+                "what each key takes: mtl help launch-flags");
+    return false;
+  }
+
   void read_megatron(const YamlValue::Entry& entry) {
     if (is_null(entry.value) || !values_.is_single(entry.key, entry.value)) return;
+    if (!is_wanted(entry.key, entry, entry.value.text)) return;
     config_.megatron_lm_config[entry.key] = entry.value.text;
     const auto& used = megatron_train_keys();
     const bool has_meaning = std::any_of(

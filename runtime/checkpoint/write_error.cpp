@@ -20,7 +20,9 @@ void fail_write(const std::filesystem::path& path, const std::string& reason) {
 
 void fail_write(const std::filesystem::path& path, int error_number, int64_t needed) {
   std::string reason = std::generic_category().message(error_number);
-  if (error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG) {
+  if (error_number == EFBIG) {
+    reason += " (files may not be as large here: see ulimit -f)";
+  } else if (error_number == ENOSPC || error_number == EDQUOT) {
     std::error_code unknown;
     const auto space = std::filesystem::space(path.parent_path(), unknown);
     constexpr double kMiB = 1 << 20;

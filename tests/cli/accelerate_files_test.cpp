@@ -92,7 +92,8 @@ TEST_CASE("accelerate's files: the dry run has its arguments and its workers' en
       ++same;
       continue;
     }
-    if (outcome.code != 0) {
+    // A document there is also where this machine has too few GPUs.
+    if (outcome.code != 0 && outcome.code != 4) {
       refused.push_back(stem);
       if (stem == "invalid_keys") {
         CHECK(outcome.err.find("'invalid_key'") != std::string::npos);

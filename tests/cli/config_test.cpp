@@ -303,13 +303,22 @@ TEST_CASE("set, update, validate and show") {
   }
   CHECK(outcome.err.find("bad.yaml:3:1") != std::string::npos);
   CHECK(outcome.err.find("did you mean 'megatron_lm_tp_degree'?") != std::string::npos);
-  shell.write("worse.yaml",
-              "distributed_type: MEGATRON_LM\nnum_processes: 6\nmegatron_lm_config:\n"
-              "  megatron_lm_tp_degree: 4\nfsdp_config:\n  fsdp_offload_params: perhaps\n");
+  const std::string worse =
+      "distributed_type: MEGATRON_LM\nnum_processes: 6\nmegatron_lm_config:\n"
+      "  megatron_lm_tp_degree: 4\n";
+  shell.write("worse.yaml", worse);
   outcome = shell.mtl({"config", "validate", "worse.yaml"});
   CHECK(outcome.code == 3);
   CHECK(outcome.err.find("6 processes cannot hold whole models of tp 4") != std::string::npos);
-  CHECK(outcome.err.find("worse.yaml:6:24") != std::string::npos);
+  // A launch takes what is no value no more than this does.
+  shell.write("worse.yaml", worse + "fsdp_config:\n  fsdp_offload_params: perhaps\n");
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"config", "validate", "worse.yaml"},
+        {"launch", "--config_file", "worse.yaml", "--", "true"}}) {
+    outcome = shell.mtl(command);
+    CHECK(outcome.code == 3);
+    CHECK(outcome.err.find("worse.yaml:6:24") != std::string::npos);
+  }
 }
 
 TEST_CASE("--no-input writes what the flags say") {

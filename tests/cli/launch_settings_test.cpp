@@ -156,5 +156,13 @@ TEST_CASE("--dry-run --json says what is wrong in its document, too") {
   CHECK(of_file[0]["line"] == 2);
   CHECK(problems({"--tee", "7", "--", "true"}, 3)[0]["code"] == "launch.value");
   CHECK(problems({"model.layers=2", "train.yaml"}, 2)[0]["code"] == "usage.order");
+  // What this machine has not stands beside what the launch would be.
+  const Outcome elsewhere = shell.mtl(
+      {"launch", "--dry-run", "--json", "--num_processes", "2", "--gpu_ids", "7,8", "--", "true"});
+  CHECK(elsewhere.code == 4);
+  const auto document = nlohmann::json::parse(elsewhere.out);
+  CHECK(document["exit_code"] == 4);
+  CHECK(document["problems"][0]["code"] == "placement.gpu_id");
+  CHECK(document["settings"]["num_processes"] == 2);
   CHECK(shell.mtl({"launch", "--dry-run", "--tee", "7", "--", "true"}).out.empty());
 }

@@ -264,6 +264,17 @@ TEST_CASE("values that make no sense are errors") {
   CHECK(first("rdzv_backend: zookeeper").help.find("c10d") != std::string::npos);
   CHECK(first("fsdp_config: yes").what == "fsdp_config is a section");
   CHECK(first("megatron_lm_config: {megatron_lm_tp_degree: [2]}").code == "config.bad_value");
+  // Of sections too, though programs read them.
+  for (const char* line :
+       {"dynamo_config: {dynamo_use_fullgraph: treu}", "dynamo_config: {dynamo_use_dynamic: 2}",
+        "fsdp_config: {fsdp_offload_params: treu}", "fsdp_config: {fsdp_min_num_params: many}",
+        "parallelism_config: {parallelism_config_tp_size: 2x}",
+        "megatron_lm_config: {megatron_lm_tp_degree: 2x}",
+        "megatron_lm_config: {megatron_lm_sequence_parallelism: treu}"}) {
+    CAPTURE(std::string(line));
+    CHECK(first(line).code == "config.bad_value");
+    CHECK(first(line).what.find(" wants ") != std::string::npos);
+  }
   CHECK(first("machine_rank: 1").help == "ranks count from 0");
   CHECK(first("num_machines: 2\nnum_processes: 7").place->line == 3);
   // No strategy is no ZeRO-3.

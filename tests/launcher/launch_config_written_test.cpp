@@ -56,12 +56,13 @@ TEST_CASE("what is written is read back the same") {
     made.mixed_precision = *rc::gen::element<std::string>("no", "bf16", "fp16", "fp8");
     made.main_process_port = *rc::gen::inRange(0, 65536);
     made.megatron_lm_config["megatron_lm_tp_degree"] = std::to_string(*rc::gen::inRange(1, 9));
-    made.megatron_lm_config["megatron_lm_recompute_method"] =
+    made.own["anything"] =
         *rc::gen::nonEmpty(rc::gen::container<std::string>(rc::gen::inRange<char>(' ', '~')));
     Diagnostics diagnostics;
     const LaunchConfig again = parsed(launch_config_yaml(made), diagnostics);
     RC_ASSERT(!diagnostics.has_errors());
     RC_ASSERT(again.megatron_lm_config == made.megatron_lm_config);
+    RC_ASSERT(again.own == made.own);
     RC_ASSERT(again.num_processes == made.num_processes);
     RC_ASSERT(again.distributed_type == made.distributed_type);
     RC_ASSERT(again.main_process_port == made.main_process_port);
