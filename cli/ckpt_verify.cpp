@@ -39,7 +39,7 @@ int command_ckpt_verify(const Arguments& args) {
   CommandLine line({"ckpt verify [--json] CHECKPOINT | RUN"},
                    "Reads every byte of a checkpoint, or of all complete ones of a run, and "
                    "compares it with the hashes of the manifest. Names each damaged file and "
-                   "tensor; exits with 6 if there is one.");
+                   "tensor; exits with 6 if there is one, or no checkpoint at all.");
   line.example("mtl ckpt verify runs/shakespeare", "all checkpoints of the newest run");
   line.example("mtl ckpt verify runs/shakespeare/*/checkpoints/step-00001000", "one");
   line.positional("CHECKPOINT | RUN", which, "checkpoints/step-*, a run directory, or runs/NAME");
@@ -80,14 +80,15 @@ int command_ckpt_verify(const Arguments& args) {
                     {"intact", verdict.damage.empty()},
                     {"problems", std::move(problems)}});
   }
+  const bool none = list.empty();
   if (json) {
     fmt::print("{}\n", nlohmann::json{{"schema", "mtl.ckpt-verify/1"},
-                                      {"intact", !damaged},
+                                      {"intact", !damaged && !none},
                                       {"checkpoints", std::move(list)}}
                            .dump(2));
   }
-  if (verdicts.empty()) fmt::print(stderr, "{} has no complete checkpoint\n", dir.string());
-  return static_cast<int>(damaged ? Exit::data : Exit::done);
+  if (none) fmt::print(stderr, "{} has no complete checkpoint\n", dir.string());
+  return static_cast<int>(damaged || none ? Exit::data : Exit::done);
 }
 
 }  // namespace mtl

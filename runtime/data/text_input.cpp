@@ -360,6 +360,18 @@ std::string no_text(std::string_view begin) {
   if (begin.starts_with("\xFF\xFE") || begin.starts_with("\xFE\xFF")) {
     return "is UTF-16 by its first bytes (iconv -f UTF-16 -t UTF-8 makes UTF-8 of it)";
   }
+  for (const auto& [magic, what] :
+       {std::pair<std::string_view, const char*>{"\xFD"
+                                                 "7zXZ",
+                                                 "is packed by xz: unpack it (xz -d)"},
+        {"BZh", "is packed by bzip2: unpack it (bzip2 -d)"},
+        {"PK\x03\x04", "is a zip archive: unpack it (unzip)"},
+        {"PAR1", "is Parquet: write its texts as JSON Lines"},
+        {"%PDF-", "is a PDF: take its text out (pdftotext)"}}) {
+    // Of bzip2 the first letters alone could be a text's.
+    const bool packed = magic != "BZh" || begin.substr(0, 8).ends_with("1AY&");
+    if (begin.starts_with(magic) && packed) return what;
+  }
   if (const size_t at = begin.substr(0, kBeginBytes).find('\0'); at != begin.npos) {
     return fmt::format("has a zero byte at offset {}", at);
   }

@@ -20,6 +20,7 @@ const std::map<std::string, std::string>& architectures() {
       {"granite", "GraniteForCausalLM"},
       {"granitemoe", "GraniteMoeForCausalLM"},
       {"granitemoeshared", "GraniteMoeSharedForCausalLM"},
+      {"granitemoehybrid", "GraniteMoeHybridForCausalLM"},
       {"cohere", "CohereForCausalLM"},
       {"cohere2", "Cohere2ForCausalLM"},
       {"phi", "PhiForCausalLM"},
@@ -69,7 +70,6 @@ std::optional<std::string> other_than_here(const std::string& type) {
   }
   if (type == "deepseek_v32") return "attention to keys that an indexer chooses";
   if (type == "olmo") return "layer norms without weights";
-  if (type == "granitemoehybrid") return "layers of Mamba";
   if (type == "phimoe") return "layer norms beside experts that are chosen by another rule";
   return std::nullopt;
 }

@@ -1,5 +1,6 @@
 #include "runtime/interchange/hf_granite.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <utility>
@@ -17,6 +18,36 @@ namespace {
 bool has_multipliers(const ModelShape& shape) {
   return shape.residual_scale != 1 || shape.logit_scale != 1 || shape.attention_scale > 0 ||
          (shape.embedding_scale != 1 && shape.activation == Activation::swiglu);
+}
+
+void read_hybrid(ConfigReader& config, ModelShape& shape) {
+  const nlohmann::json* const layers = config.find("layer_types");
+  const bool attention = layers != nullptr && layers->is_array() &&
+                         std::ssize(*layers) == shape.layers &&
+                         std::all_of(layers->begin(), layers->end(),
+                                     [](const auto& kind) { return kind == "attention"; });
+  if (!attention) {
+    config.refuse(
+        "'layer_types' does not say 'attention' of every layer, and layers of Mamba are "
+        "not here",
+        "this model cannot be run by mtl");
+  }
+  if (config.text("position_embedding_type", "nope") == "nope") shape.position = PositionType::none;
+  shape.experts = config.size("num_local_experts", 8);
+  const int64_t shared = config.size("shared_intermediate_size", 1024);
+  if (shape.experts > 0) {
+    read_mixtral_experts(config, shape, 8, 2);
+    shape.shared_ffn = shared;
+  } else {
+    config.find("num_experts_per_tok");
+    shape.ffn = shared;
+  }
+  // Of layers that there are not; and what the published files say and transformers does not read.
+  for (const char* unread : {"mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head",
+                             "mamba_d_conv", "mamba_expand", "mamba_chunk_size", "mamba_conv_bias",
+                             "mamba_proj_bias", "init_method", "normalization_function"}) {
+    config.find(unread);
+  }
 }
 
 // Beside experts, without a score of its own.
@@ -40,12 +71,14 @@ void read_granite(ConfigReader& config, const std::string& type, ModelShape& sha
   if (type == "granite") return read_biases(config, shape);
   config.require("attention_bias", false, false,
                  "experts have no biases, and here all linear layers have one or none");
+  const bool hybrid = type == "granitemoehybrid";
   if (const std::string positions = config.text("position_embedding_type", "rope");
-      positions != "rope") {
+      positions != "rope" && !(hybrid && positions == "nope")) {
     config.refuse(
         fmt::format("'position_embedding_type' is '{}', and only 'rope' is there", positions),
         "this model cannot be run by mtl");
   }
+  if (hybrid) return read_hybrid(config, shape);
   read_mixtral_experts(config, shape, 8, 2);
   if (type == "granitemoeshared") shape.shared_ffn = config.size("shared_intermediate_size", 0);
 }
@@ -121,7 +154,7 @@ std::vector<ForeignTensor> granite_tensors(std::vector<ForeignTensor> tensors,
   for (ForeignTensor& tensor : tensors) {
     const size_t layer = tensor.name.find(".block_sparse_moe.");
     const size_t block = layer == std::string::npos ? tensor.name.find(".mlp.") : layer;
-    if (shape.experts == 0 || block == std::string::npos) {
+    if (block == std::string::npos) {
       joined.push_back(std::move(tensor));
       continue;
     }
@@ -136,10 +169,11 @@ std::vector<ForeignTensor> granite_tensors(std::vector<ForeignTensor> tensors,
       Dims dims = {shape.experts, 2 * shape.ffn, shape.hidden};
       if (down) dims = {shape.experts, shape.hidden, shape.ffn};
       put(moe + linear, std::move(dims), std::move(part), {expert->number, up ? shape.ffn : 0, 0});
-    } else if (has(".shared_experts.")) {
-      Dims dims = {2 * shape.shared_ffn, shape.hidden};
-      if (down) dims = {shape.hidden, shape.shared_ffn};
-      put(shared + linear, std::move(dims), std::move(part), {up ? shape.shared_ffn : 0, 0});
+    } else if (has(".shared_experts.") || shape.experts == 0) {
+      const int64_t ffn = shape.dense_ffn();
+      Dims dims = {2 * ffn, shape.hidden};
+      if (down) dims = {shape.hidden, ffn};
+      put(shared + linear, std::move(dims), std::move(part), {up ? ffn : 0, 0});
     } else {
       put(moe + "router.layer.weight", tensor.shape, std::move(part), {0, 0});
     }

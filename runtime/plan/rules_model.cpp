@@ -240,6 +240,18 @@ void check_latents(const TrainSpec::Model& given, const ModelShape& model, RuleB
 void check_model(const RuleInput& input, RuleBook& book) {
   const TrainSpec::Model& given = input.spec.model;
   const ModelShape& model = input.model;
+  const auto number = [](int64_t n) { return static_cast<double>(n); };
+  const double ffn = number(model.mlp_parts() + 1) *
+                     number(std::max(model.ffn, model.dense_layer_ffn)) *
+                     number(std::max<int64_t>(1, model.experts));
+  const double parameters =
+      number(model.hidden) *
+      (number(model.layers) * (number(model.query_width()) + number(model.key_width()) + ffn) +
+       number(model.vocab));
+  // So that bytes and what travels are numbers.
+  book.rule("model.size", "model.hidden", parameters <= 1e15,
+            fmt::format("some {:.0e} parameters are more than a model can have", parameters),
+            "use smaller sizes: at most 1e15");
   const bool head_dim = book.rule(
       "model.head_dim", "model.heads", given.head_dim > 0 || model.hidden % model.heads == 0,
       fmt::format("model.hidden {} cannot be divided into model.heads {}", model.hidden,

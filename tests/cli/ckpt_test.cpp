@@ -212,6 +212,13 @@ TEST_CASE("mtl ckpt: a run's checkpoints listed, shown, compared, rewritten and 
   CHECK(has(damaged.out, "2 damaged"));
   CHECK(shell.mtl({"ckpt", "merge", step10, "-o", "bad.safetensors"}).code == 6);
   CHECK(!fs::exists(shell.dir() / "bad.safetensors"));
+
+  // Nothing is not intact.
+  fs::remove_all(fs::path(step10).parent_path());
+  const Outcome none = shell.mtl({"ckpt", "verify", run, "--json"});
+  CHECK(none.code == 6);
+  CHECK(has(none.err, "has no complete checkpoint"));
+  CHECK(json::parse(none.out)["intact"] == false);
 }
 
 TEST_CASE("a newer run of the name that never saved: the error says which run has a checkpoint") {

@@ -142,6 +142,11 @@ def configs():
     yield "granitemoeshared", transformers.GraniteMoeSharedConfig(
         num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=20, **scales,
         **llama_like(16))
+    # Granite 4's type without layers of Mamba and without experts.
+    yield "granite4", transformers.GraniteMoeHybridConfig(
+        num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=20,
+        layer_types=["attention"] * 2, position_embedding_type="rope", mamba_n_heads=2, mamba_d_head=16,
+        **scales, **llama_like(16))
     neox = dict(vocab_size=VOCAB, num_hidden_layers=2, num_attention_heads=4,
                 max_position_embeddings=64, rotary_pct=0.5, bos_token_id=1, eos_token_id=2)
     yield "gpt-neox", transformers.GPTNeoXConfig(hidden_size=32, intermediate_size=48,

@@ -128,6 +128,25 @@ TEST_CASE("tokenize: directories behind links, once each, and nothing hidden") {
   CHECK(c.made() == Lines{"a", "c"});
 }
 
+TEST_CASE("tokenize: what others have packed is refused with what unpacks it") {
+  CorpusCase c;
+  for (const auto& [bytes, help] : {std::pair<std::string, const char*>{"\xFD"
+                                                                        "7zXZ",
+                                                                        "xz -d"},
+                                    {"BZh91AY&SY", "bzip2 -d"},
+                                    {"PK\x03\x04", "unzip"},
+                                    {"PAR1", "JSON Lines"},
+                                    {"%PDF-1.7", "pdftotext"}}) {
+    CAPTURE(bytes);
+    c.options.inputs = {c.dir.file("a.txt", bytes + "\n")};
+    CHECK(has(c.refused("data.line").what, help));
+  }
+  c.options.inputs = {c.dir.file("a.txt", "BZhe is a text")};
+  c.options.fresh = true;
+  c.run();
+  CHECK(documents_of(c.options.prefix) == Lines{"BZhe is a text"});
+}
+
 TEST_CASE("tokenize: what is no text is refused, or passed over as a whole") {
   CorpusCase c;
   const std::string utf16("\xFF\xFEw\0i\0d\0e\0", 10), zero("binary\0\n\n", 9);

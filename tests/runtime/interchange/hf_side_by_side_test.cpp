@@ -115,6 +115,18 @@ TEST_CASE("what Granite says is read or refused") {
   check_refused("granitemoe", {{"num_local_experts", 0}, {"num_experts_per_tok", 0}},
                 "'num_experts_per_tok'");
   check_refused("granitemoe", {{"position_embedding_type", "nope"}}, "'position_embedding_type'");
+  CHECK(shape_of("granite4").ffn == 20);
+  check_refused("granite4", {{"layer_types", {"attention", "mamba"}}}, "'layer_types'");
+  check_refused("granite4", {{"layer_types", nullptr}}, "'layer_types'");
+  check_refused("granite4", {{"position_embedding_type", "alibi"}}, "'position_embedding_type'");
+  CHECK(read_config("granite4", {{"position_embedding_type", nullptr}}).shape.position ==
+        PositionType::none);
+  const ModelShape mixture =
+      read_config("granite4", {{"num_local_experts", 4}, {"num_experts_per_tok", 2}}).shape;
+  CHECK(mixture.experts == 4);
+  CHECK(mixture.ffn == 24);
+  CHECK(mixture.shared_ffn == 20);
+  CHECK(hf_model_of(mixture).architecture == "GraniteMoeSharedForCausalLM");
   CHECK(shape_of("granitemoeshared").shared_ffn == 20);
   CHECK(read_config("granitemoeshared", {{"shared_intermediate_size", nullptr}}).problems == "");
 }

@@ -40,6 +40,27 @@ TEST_CASE("rules of the model") {
        "model.norm.place both has a norm behind each block, and with model.parallel_residual both "
        "are one sum",
        "set model.parallel_residual=false or model.norm.place=input"},
+      {"one norm of blocks behind each other", [](TrainSpec& s) { s.model.norm.shared = true; }, 1,
+       "model.norm", "model.norm.shared",
+       "model.norm.shared is of blocks that read the same, and the feed-forward block reads what "
+       "attention has added",
+       "set model.parallel_residual=true or model.norm.shared=false"},
+      {"a bias of RMS norms",
+       [](TrainSpec& s) {
+         s.model.norm.type = "rmsnorm";
+         s.model.norm.bias = "true";
+       },
+       1, "model.norm", "model.norm.bias",
+       "model.norm.bias is of layer norms, and model.norm.type is rmsnorm",
+       "set model.norm.type=layernorm, or leave model.norm.bias out"},
+      {"more parameters than anybody counts",
+       [](TrainSpec& s) {
+         s.model.ffn = 1 << 24;
+         s.model.hidden = 6 << 17;
+         s.model.layers = 100'000;
+       },
+       1, "model.size", "model.hidden", "some 3e+18 parameters are more than a model can have",
+       "use smaller sizes: at most 1e15"},
       {"max_position_embeddings >= seq_length", [](TrainSpec& s) { s.model.max_seq = 8; }, 1,
        "model.max_seq", "model.max_seq", "model.max_seq 8 is shorter than train.seq_len 16",
        "use max_seq >= 16, or leave it out"},
