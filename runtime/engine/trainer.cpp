@@ -339,17 +339,18 @@ Diagnostic Trainer::diverged(int64_t step, const StepResult& result, const Sampl
   }
   run_micro_batches(step, samples, &search);
   const std::string where = search.agree(groups_.world());
-  const std::string what =
-      fmt::format("step {}: loss {} and gradient norm {}", step + 1, in_words(result.loss),
-                  in_words(result.grad_norm));
+  const std::string what = fmt::format("step {}: loss {} and gradient norm {}", step + 1,
+                                       in_words(result.loss), in_words(result.grad_norm));
   if (plan_.compute == DType::f16 && std::isfinite(result.loss)) {
-    return {.code = "loss.nan",
-            .what = fmt::format("{}: gradients are beyond fp16 with a loss scale of {}, which falls "
-                                "no further",
-                                what, result.loss_scale),
-            .notes = {where},
-            .help = "lower precision.loss_scale.min, or use precision.dtype=bf16; checkpoints "
-                    "written before are intact"};
+    return {
+        .code = "loss.nan",
+        .what = fmt::format("{}: gradients are beyond fp16 with a loss scale of {}, which falls "
+                            "no further",
+                            what, result.loss_scale),
+        .notes = {where},
+        .help =
+            "lower precision.loss_scale.min, or use precision.dtype=bf16; checkpoints "
+            "written before are intact"};
   }
   return {.code = "loss.nan",
           .what = what + ": the run has diverged",

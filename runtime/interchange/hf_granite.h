@@ -1,5 +1,5 @@
-// Granite 3 and 4 in config.json: Llama with multipliers, also with experts, also with a block for all
-// tokens beside them. Granite 4's type (granitemoehybrid) has that block always, which is the
+// Granite 3 and 4 in config.json: Llama with multipliers, also with experts, also with a block for
+// all tokens beside them. Granite 4's type (granitemoehybrid) has that block always, which is the
 // feed-forward block where there are no experts; layers of Mamba are refused. Facts from
 // transformers' configuration and modeling files.
 #pragma once
@@ -27,8 +27,8 @@ std::vector<std::string> granite_obstacles(const ModelShape& shape);
 void write_granite(const ModelShape& shape, nlohmann::ordered_json& config);
 
 // Of all but granite: a layer's experts are two tensors, of gates above ups and of downs, each
-// [expert, out, in], and the block for all tokens two without the first axis; takes the parts out of
-// `tensors`, which have one parameter each, in their order.
+// [expert, out, in], and the block for all tokens two without the first axis; takes the parts out
+// of `tensors`, which have one parameter each, in their order.
 std::vector<ForeignTensor> granite_tensors(std::vector<ForeignTensor> tensors,
                                            const ModelShape& shape);
 

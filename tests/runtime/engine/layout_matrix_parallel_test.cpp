@@ -95,10 +95,13 @@ TEST_CASE("layout matrix: blocks side by side, divided, stay near one rank") {
 
 TEST_CASE("layout matrix: blocks behind one norm, pipelines and recompute have the bits of none") {
   check_pipelines_and_recompute(spec_of(Model::command));
-  // As a rank has them in FP8, where both blocks have copies of what the norm has made, or one.
-  for (const char* const dtype : {"bf16", "fp8"}) {
+  // In FP8 both blocks have copies of what the norm has made; or attention alone, where the width
+  // of the other is none of FP8's.
+  for (const auto& [dtype, ffn] :
+       {std::pair("bf16", 80), std::pair("fp8", 80), std::pair("fp8", 84)}) {
     TrainSpec half = spec_of(Model::command);
     half.precision.dtype = dtype;
+    half.model.ffn = ffn;
     half.model.dropout.hidden = 0;
     const Trajectory single = train(half, {}, kBitSteps);
     check_variants(half, single,

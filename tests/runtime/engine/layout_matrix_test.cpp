@@ -152,6 +152,7 @@ TEST_CASE("layout matrix: logits in parts change only the order of sums") {
   for (const Model model : kMainModels) {
     CAPTURE(static_cast<int>(model));
     TrainSpec spec = spec_of(model);
+    spec.model.head_bias = model == Model::llama_untied;
     const Trajectory whole = train(spec, {}, kSteps);
     // 16 tokens of a micro-batch, in parts of 6, 6 and 4.
     spec.train.logits_rows = 6;
