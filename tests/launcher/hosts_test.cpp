@@ -84,6 +84,7 @@ TEST_CASE("mistakes in a list of hosts") {
 }
 
 TEST_CASE("hostfiles of DeepSpeed and Open MPI and MPICH") {
+  CHECK(filed("\xEF\xBB\xBFh1 slots=1\r\n") == "h1:1");  // as some editors write
   CHECK(filed("m1 slots=4\nm2 slots=8\n") == "m1:4 m2:8");
   CHECK(filed("# cluster\n\n  m1 slots=2 max_slots=4 # first\r\nme@m2 max-slots=3\n\tm3") ==
         "m1:2 me@m2:0 m3:0");
