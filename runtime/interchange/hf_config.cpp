@@ -177,19 +177,11 @@ void read_olmo3(ConfigReader& config, ModelShape& shape) {
   if (shape.sliding_window > 0 && scaled) shape.window_rope_base = shape.rope_base;
 }
 
-// Where there are windows, layers without one do not rotate.
 void read_exaone4(ConfigReader& config, ModelShape& shape) {
   read_llama_like(config, shape, {1e-5, {10000}});
   shape.norm_place = NormPlace::output;
   shape.qk_norm = true;
-  const bool none = config.json().contains("sliding_window") && !config.find("sliding_window");
-  read_hf_windows(config,
-                  {.window = none ? 0 : 4096,
-                   .pattern = "sliding_window_pattern",
-                   .full_every = 4,
-                   .by_layer = true},
-                  shape);
-  if (shape.sliding_window > 0) shape.unrotated_layers = shape.full_layers;
+  const bool none = read_hf_rotating_windows(config, shape);
   if (!none && shape.sliding_window == 0) shape.position = PositionType::none;
 }
 

@@ -29,18 +29,8 @@ void read_cohere(ConfigReader& config, const std::string& type, ModelShape& shap
                  "none");
   config.require("use_qk_norm", false, false, "norms of queries and keys are RMS norms here");
   if (type == "cohere") return;
-  const bool none = config.json().contains("sliding_window") && !config.find("sliding_window");
-  read_hf_windows(config,
-                  {.window = none ? 0 : 4096,
-                   .pattern = "sliding_window_pattern",
-                   .full_every = 4,
-                   .by_layer = true},
-                  shape);
-  if (shape.sliding_window > 0) {
-    shape.unrotated_layers = shape.full_layers;
-  } else {
-    shape.position = PositionType::none;
-  }
+  read_hf_rotating_windows(config, shape);
+  if (shape.sliding_window == 0) shape.position = PositionType::none;
   // The published files have these too, and transformers reads none of them.
   for (const char* unread :
        {"_sliding_window_pattern", "layer_switch", "order_of_interleaved_layers",

@@ -88,6 +88,18 @@ void read_hf_windows(ConfigReader& config, const HfWindows& defaults, ModelShape
   shape.full_layers = full;
 }
 
+bool read_hf_rotating_windows(ConfigReader& config, ModelShape& shape) {
+  const bool none = config.json().contains("sliding_window") && !config.find("sliding_window");
+  read_hf_windows(config,
+                  {.window = none ? 0 : 4096,
+                   .pattern = "sliding_window_pattern",
+                   .full_every = 4,
+                   .by_layer = true},
+                  shape);
+  if (shape.sliding_window > 0) shape.unrotated_layers = shape.full_layers;
+  return none;
+}
+
 nlohmann::ordered_json hf_layer_types(const ModelShape& shape) {
   nlohmann::ordered_json types = nlohmann::ordered_json::array();
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
