@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -20,6 +21,7 @@ bool name_character(char c) {
 }
 
 using Words = std::vector<std::string>;
+// What the script has assigned so far, which may be nothing; of what it decides, ${NAME} itself.
 using Values = std::map<std::string, Words>;
 
 // One reading of a script, statement by statement.
@@ -43,6 +45,16 @@ class Script {
   }
 
  private:
+  // What the branches of a condition have changed so far.
+  struct Change {
+    std::optional<Words> before = {};
+    bool appended = true;  // to a list, and nothing else
+  };
+  struct Block {
+    bool is_case = false;
+    std::map<std::string, Change> changes = {};
+  };
+
   char peek(size_t ahead = 0) const {
     return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0';
   }
@@ -60,6 +72,9 @@ class Script {
         end_of_statement(words);
         if (!words.empty()) break;
       } else if (c == ' ' || c == '\t' || c == '\r' || c == '(' || c == ')') {
+        // Behind a pattern of a case a statement begins.
+        const bool in_case = !blocks_.empty() && blocks_.back().is_case;
+        if (c == ')' && in_case && words.size() == 1) words.clear();
         ++at_;
       } else if (!redirection() && !(may_assign(words) && assignment())) {
         const size_t start = at_;
@@ -77,7 +92,8 @@ class Script {
     const char c = peek();
     const std::string first = words.empty() ? "" : words.front();
     const bool both = (c == '&' || c == '|') && peek(1) == c;
-    tested_ = both && (tested_ || first == "[" || first == "[[" || first == "test");
+    const bool test = first == "[" || first == "[[" || first == "test" || c == '|';
+    tested_ = both && (tested_ || test);
     if (c == ';' && peek(1) == ';') end_of_branch();
     at_ += both ? 2 : 1;
     if (c == '\n' && !here_end_.empty()) skip_here_document();
@@ -90,37 +106,44 @@ class Script {
   }
   // What a word does that begins a statement.
   void keyword(const std::string& word) {
-    if (word == "if" || word == "case") blocks_.emplace_back();
+    if (word == "if" || word == "case") blocks_.push_back({.is_case = word == "case"});
     if (word == "elif" || word == "else") end_of_branch();
     if (word == "fi" || word == "esac") end_of_block();
   }
   // The next branch begins with what was there before the first.
   void end_of_branch() {
     if (blocks_.empty()) return;
-    for (const auto& [name, change] : blocks_.back()) values_[name] = change.before;
+    for (const auto& [name, change] : blocks_.back().changes) put_back(name, change);
   }
   // Nobody here knows which branch is taken.
   void end_of_block() {
     if (blocks_.empty()) return;
     const Block block = std::move(blocks_.back());
     blocks_.pop_back();
-    for (const auto& [name, change] : block) {
-      values_[name] = change.before;
+    for (const auto& [name, change] : block.changes) {
+      put_back(name, change);
       note_change(name, change.appended);
       doubt(name, change.appended);
     }
   }
   void note_change(const std::string& name, bool appended) {
     if (blocks_.empty()) return;
-    Change& change = blocks_.back().try_emplace(name, Change{values_[name]}).first->second;
+    const auto found = values_.find(name);
+    Change first;
+    if (found != values_.end()) first.before = found->second;
+    Change& change = blocks_.back().changes.try_emplace(name, std::move(first)).first->second;
     change.appended = change.appended && appended;
+  }
+  void put_back(const std::string& name, const Change& change) {
+    values_.erase(name);
+    if (change.before) values_[name] = *change.before;
   }
   // A list that may have more stays, and says so.
   void doubt(const std::string& name, bool appended) {
     if (appended) {
       values_[name].push_back(fmt::format("${{{}+=}}", name));
     } else {
-      values_[name].clear();
+      values_[name] = {fmt::format("${{{}}}", name)};
     }
   }
 
@@ -184,13 +207,18 @@ class Script {
       ++at_;
     } else {
       value = expanded(true);
-      if (value.size() == 1 && is_shell_variable(value.front())) value.clear();  // is not known
     }
     note_change(name, list && more);
-    std::vector<std::string>& kept = values_[name];
     if (tested_) {
       doubt(name, list && more);
-    } else if (!more || kept.empty()) {
+      return true;
+    }
+    if (!list && !more && value.size() == 1 && is_shell_variable(value.front())) {
+      values_.erase(name);  // is not known
+      return true;
+    }
+    std::vector<std::string>& kept = values_[name];
+    if (!more || kept.empty()) {
       kept = std::move(value);
     } else if (list) {
       kept.insert(kept.end(), value.begin(), value.end());
@@ -200,9 +228,9 @@ class Script {
     return true;
   }
 
-  // The value of $NAME, ${NAME}, ${NAME:-default}, ${NAME[@]}, $((...)); $(...) is no word, nor is
-  // ${NAME%...}.
-  std::vector<std::string> variable() {
+  // The value of $NAME, ${NAME}, ${NAME:-default}, ${NAME[@]}, $((...)); nobody knows that of
+  // $(...), ${NAME%...} and what the script does not set.
+  std::optional<Words> variable() {
     ++at_;
     if (peek() == '(') {
       const size_t start = at_;
@@ -213,14 +241,14 @@ class Script {
         ++at_;
       } while (at_ < text_.size() && depth > 0);
       const std::string inside = text_.substr(start, at_ - start);
-      if (!inside.starts_with("((") || !inside.ends_with("))")) return {};  // a command's output
+      if (!inside.starts_with("((") || !inside.ends_with("))")) return std::nullopt;
       const auto sum =
           shell_arithmetic(inside.substr(2, inside.size() - 4), [this](const std::string& name) {
             const auto found = values_.find(name);
             return found == values_.end() || found->second.empty() ? "" : found->second.front();
           });
-      if (!sum) return {};
-      return {std::to_string(*sum)};
+      if (!sum) return std::nullopt;
+      return Words{std::to_string(*sum)};
     }
     const bool braces = peek() == '{';
     if (braces) ++at_;
@@ -239,15 +267,19 @@ class Script {
       at_ = std::min(end + 1, text_.size());
     }
     const auto found = values_.find(name);
-    const bool known = found != values_.end() && !found->second.empty();
-    if (rest.starts_with(":+")) return known ? text_of(rest.substr(2)) : Words{};
+    const bool set = found != values_.end();
+    const bool filled = set && !found->second.empty() && found->second != Words{""};
+    if (rest.starts_with(":+")) {
+      if (!set) return std::nullopt;
+      return filled ? text_of(rest.substr(2)) : Words{};
+    }
     const bool otherwise = rest.starts_with(":-") || rest.starts_with(":=");
     // The rest is a part of the value, or another: nobody computes that here.
     if (!otherwise && !rest.empty() && rest != "[@]" && rest != "[*]" && !rest.starts_with(":?")) {
-      return {};
+      return std::nullopt;
     }
-    if (known) return found->second;
-    return otherwise ? text_of(rest.substr(2)) : Words{};
+    if (otherwise && !filled) return text_of(rest.substr(2));
+    return set ? std::optional<Words>(found->second) : std::nullopt;
   }
 
   // What stands inside of a variable's braces.
@@ -286,28 +318,20 @@ class Script {
         ++at_;
       } else if (c == '$' && quote != '\'') {
         const size_t start = at_;
-        const std::vector<std::string> value = variable();
-        // A variable that the script does not set stays: without it `$DATA/a` would be another
-        // path.
-        if (value.empty()) text += text_.substr(start, at_ - start);
-        any = true;
+        const std::optional<Words> known = variable();
+        // What nobody knows stays: without it `$DATA/a` would be another path.
+        Words value = known ? *known : Words{text_.substr(start, at_ - start)};
+        // Outside of quotes the shell makes words of it.
+        if (known && quote == '\0' && !whole && value.size() == 1) {
+          value = split_at_blanks(value.front());
+        }
+        any |= !value.empty();
         for (size_t i = 0; i < value.size(); ++i) {
           if (i > 0) {
             words.push_back(text);
             text.clear();
           }
-          // Outside of quotes the shell makes words of it.
-          if (quote == '\0' && !whole && value.size() == 1) {
-            std::vector<std::string> parts = split_at_blanks(value[i]);
-            while (parts.size() > 1) {
-              words.push_back(text + parts.front());
-              text.clear();
-              parts.erase(parts.begin());
-            }
-            text += parts.empty() ? "" : parts.front();
-          } else {
-            text += value[i];
-          }
+          text += value[i];
         }
       } else if (c == '`' && quote != '\'') {
         const size_t end = std::min(text_.find('`', at_ + 1), text_.size() - 1);
@@ -353,12 +377,6 @@ class Script {
   const std::string& text_;
   size_t at_ = 0;
   Values values_;
-  // What the branches of a condition have changed so far.
-  struct Change {
-    Words before;
-    bool appended = true;  // to a list, and nothing else
-  };
-  using Block = std::map<std::string, Change>;
   std::vector<Block> blocks_;
   bool tested_ = false;   // behind [ ... ] && or ||
   std::string here_end_;  // of a here document that begins behind this line

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/error.h"
+#include "common/utf8.h"
 #include "launcher/job_template.h"
 
 namespace mtl {
@@ -19,31 +20,23 @@ using Json = nlohmann::ordered_json;
 // of more than 256 KiB. A ConfigMap without it may have 1 MiB.
 constexpr size_t kMostBytes = (256 << 10) - 2'048;
 
-// Of characters that JSON leaves as they are, those that a reader of YAML refuses or folds are
-// escaped: DEL and the controls behind it, line and paragraph separators, byte order marks.
+// What JSON leaves as it is, and readers of YAML refuse or fold: DEL and the controls behind it,
+// line and paragraph separators, byte order marks and what is no character.
+bool is_odd(char32_t code) {
+  return (code >= 0x7f && code < 0xa0) || code == 0x2028 || code == 0x2029 || code == 0xfeff ||
+         code == 0xfffe || code == 0xffff;
+}
+
 std::string quoted(const std::string& text) {
   const std::string json = Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
   std::string escaped;
-  for (size_t at = 0; at < json.size(); ++at) {
-    const std::string_view rest = std::string_view(json).substr(at);
-    const auto second = rest.size() > 1 ? static_cast<unsigned char>(rest[1]) : 0;
-    if (rest.front() == '\x7f') {
-      escaped += "\\u007f";
-    } else if (rest.front() == '\xc2' && second < 0xa0) {
-      escaped += fmt::format("\\u00{:02x}", second);
-      at += 1;
-    } else if (rest.starts_with("\xe2\x80\xa8") || rest.starts_with("\xe2\x80\xa9")) {
-      escaped += rest[2] == '\xa8' ? "\\u2028" : "\\u2029";
-      at += 2;
-    } else if (rest.starts_with("\xef\xbb\xbf")) {
-      escaped += "\\ufeff";
-      at += 2;
-    } else if (rest.starts_with("\xef\xbf\xbe") || rest.starts_with("\xef\xbf\xbf")) {
-      escaped += rest[2] == '\xbe' ? "\\ufffe" : "\\uffff";
-      at += 2;
-    } else {
-      escaped += rest.front();
-    }
+  for (size_t at = 0; at < json.size();) {
+    const size_t begin = at;
+    char32_t code = 0;
+    read_utf8(json, at, code);
+    at = next_character(json, begin);
+    escaped += is_odd(code) ? fmt::format("\\u{:04x}", static_cast<uint32_t>(code))
+                            : json.substr(begin, at - begin);
   }
   return escaped;
 }
@@ -137,12 +130,7 @@ std::string yaml_block(const std::string& text, int indent) {
     const auto byte = static_cast<unsigned char>(c);
     return c == '\n' || c == '\t' || (byte >= 0x20 && byte != 0x7f);
   });
-  // NEL, LS, PS and the byte order mark break lines or vanish in some readers.
-  const bool odd = text.find("\xc2\x85") != std::string::npos ||
-                   text.find("\xe2\x80\xa8") != std::string::npos ||
-                   text.find("\xe2\x80\xa9") != std::string::npos ||
-                   text.find("\xef\xbb\xbf") != std::string::npos ||
-                   quoted(text).find("\\u") != std::string::npos;
+  const bool odd = quoted(text).find("\\u") != std::string::npos;
   if (!printable || odd || text.find_first_not_of('\n') == std::string::npos) return quoted(text);
   // Two columns, said so, since the first line may begin with blanks of its own.
   std::string block = "|2";

@@ -4,42 +4,32 @@
 
 #include <fmt/format.h>
 
+#include "common/utf8.h"
 #include "runtime/data/tokenizer/unicode.h"
 
 namespace mtl {
 
 namespace {
 
-bool is_space(char c) {
-  return c == ' ' || (c >= '\t' && c <= '\r');
-}
-bool is_letter_or_digit(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
-}
 bool continues_character(char c) {
   return (static_cast<unsigned char>(c) & 0xc0) == 0x80;
 }
 
-// Of the bytes from `at` on, those of the character that begins there; 0 if it is white space, or
-// none.
-size_t visible_character(std::string_view text, size_t at) {
-  const auto first = static_cast<unsigned char>(text[at]);
-  if (first < 0x80) return is_space(text[at]) ? 0 : 1;
-  const size_t bytes = first < 0xC2   ? 0
-                       : first < 0xE0 ? 2
-                       : first < 0xF0 ? 3
-                       : first < 0xF5 ? 4
-                                      : 0;
-  if (bytes == 0 || at + bytes > text.size()) return 0;
-  for (size_t i = 1; i < bytes; ++i) {
-    if (!continues_character(text[at + i])) return 0;
-  }
-  return tokenizer::is_white_space(tokenizer::read_character(text.data() + at).code) ? 0 : bytes;
+// The character that begins at `at`; a space where there is none.
+char32_t character_at(std::string_view text, size_t at) {
+  char32_t code = 0;
+  return read_utf8(text, at, code) == nullptr ? code : U' ';
 }
-bool visible_before(std::string_view text, size_t end) {
-  size_t at = end - 1;
-  while (at > 0 && end - at < 4 && continues_character(text[at])) --at;
-  return visible_character(text, at) == end - at;
+char32_t character_before(std::string_view text, size_t end) {
+  const size_t at = previous_character(text, end);
+  return at + utf8_length(text, at) == end ? character_at(text, at) : U' ';
+}
+bool is_visible(char32_t code) {
+  return !tokenizer::is_white_space(code);
+}
+bool is_letter_or_number(char32_t code) {
+  const tokenizer::CharClass kind = tokenizer::CharClasses::get().of(code);
+  return kind == tokenizer::kLetter || kind == tokenizer::kNumber;
 }
 
 }  // namespace
@@ -48,17 +38,22 @@ size_t cut_point(std::string_view text, size_t most, bool& forced) {
   const size_t least = most - most / 4;
   // A space first: there are vocabularies with words behind a line end in one token.
   for (size_t at = most - 1; at > least; --at) {
-    if (text[at] == ' ' && visible_before(text, at) && visible_character(text, at + 1) > 0) {
+    if (text[at] == ' ' && is_visible(character_before(text, at)) &&
+        is_visible(character_at(text, at + 1))) {
       return at;
     }
   }
   for (size_t at = most; at > least; --at) {
-    if (text[at - 1] == '\n' && visible_before(text, at - 1) && visible_character(text, at) > 0) {
+    if (text[at - 1] == '\n' && is_visible(character_before(text, at - 1)) &&
+        is_visible(character_at(text, at))) {
       return at;
     }
     // Behind \r\n there are patterns that cut the two apart where nothing follows; and before it
     // others that take it into a token with what is no letter.
-    if (text[at - 1] == '\r' && text[at] == '\n' && is_letter_or_digit(text[at - 2])) return at - 1;
+    if (text[at - 1] == '\r' && text[at] == '\n' &&
+        is_letter_or_number(character_before(text, at - 1))) {
+      return at - 1;
+    }
   }
   forced = true;
   size_t at = most;

@@ -44,8 +44,8 @@ struct CutOptions {
 
 // Where at most `most` bytes of `text`, which is longer, may be cut so that the tokenizers of the
 // GPT-2, Llama and Qwen kind give the same ids for the parts as for the whole: before a space or
-// behind a line end, with something else on both sides, or before a \r\n behind a letter or digit
-// of ASCII. Without such a place in the last quarter it is between two characters, and `forced`
+// behind a line end, with something else on both sides, or before a \r\n behind a letter or
+// number. Without such a place in the last quarter it is between two characters, and `forced`
 // becomes true.
 size_t cut_point(std::string_view text, size_t most, bool& forced);
 

@@ -41,22 +41,11 @@ void read_cohere(ConfigReader& config, const std::string& type, ModelShape& shap
 }
 
 void read_phi(ConfigReader& config, ModelShape& shape) {
-  shape.norm = NormType::layernorm;
-  shape.parallel_residual = shape.shared_norm = true;
-  shape.head_bias = true;
-  shape.layers = config.size("num_hidden_layers", 24);
-  shape.hidden = config.size("hidden_size", 2048);
-  shape.heads = config.size("num_attention_heads", 32);
-  shape.kv_heads = config.size("num_key_value_heads", shape.heads);
-  shape.head_dim = config.size("head_dim", 0);
-  shape.ffn = config.size("intermediate_size", 8192);
-  shape.max_seq = config.size("max_position_embeddings", 2048);
-  shape.norm_eps = config.number_in(kEpsRange, "layer_norm_eps", 1e-5);
+  read_llama_like(config, shape, {1e-5, {10000, 0.5}, NormType::layernorm, Activation::gelu_tanh});
   read_gelu(config, "hidden_act", "gelu_new", shape);
-  shape.bias = shape.qkv_bias = true;
-  shape.tie_embeddings = config.boolean("tie_word_embeddings", false);
+  shape.bias = shape.qkv_bias = shape.head_bias = true;
+  shape.parallel_residual = shape.shared_norm = true;
   config.require("qk_layernorm", false, false, "norms of queries and keys are RMS norms here");
-  read_hf_rope(config, {10000, 0.5}, shape);
 }
 
 bool is_side_by_side(const ModelShape& shape) {

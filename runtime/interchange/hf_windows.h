@@ -29,8 +29,8 @@ struct HfWindows {
 // Sets sliding_window and full_layers; `shape` has its layers, and those that do not rotate.
 void read_hf_windows(ConfigReader& config, const HfWindows& defaults, ModelShape& shape);
 // Windows of families in which layers without one do not rotate where others have one (EXAONE 4,
-// Command R7B): of every four layers the last, where a config does not say it. Whether a config says
-// that there is none at all.
+// Command R7B): of every four layers the last, where a config does not say it. Whether a config
+// says that there is none at all.
 bool read_hf_rotating_windows(ConfigReader& config, ModelShape& shape);
 // 'layer_types' of all layers.
 nlohmann::ordered_json hf_layer_types(const ModelShape& shape);

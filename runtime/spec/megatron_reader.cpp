@@ -59,7 +59,7 @@ MegatronReader::MegatronReader(const std::vector<std::string>& command, Diagnost
       } else if (!takes_variable) {
         open(
             fmt::format("{} is computed by the script, given to it, or added under a condition: "
-                        "see which flags it holds",
+                        "see whether it holds flags",
                         *word));
       }
       takes_variable = false;
@@ -74,8 +74,9 @@ MegatronReader::MegatronReader(const std::vector<std::string>& command, Diagnost
     values = &given_[flag];
     values->clear();  // the last one counts
     const MegatronFlag* const row = find_megatron_flag(flag);
-    const bool alone = row != nullptr && row->how == MegatronHow::truth;
-    takes_variable = !alone && equals == std::string::npos;
+    // Of a flag that is not translated nobody here knows whether it takes a value.
+    takes_variable =
+        row != nullptr && row->how != MegatronHow::truth && equals == std::string::npos;
     if (equals == std::string::npos) continue;
     const std::string value = word->substr(equals + 1);
     if (!value.empty() && !is_shell_variable(value)) values->push_back(value);

@@ -124,6 +124,12 @@ SIZE=7
 RAMP="2 2 100"
 LAYERS=4
 SEQ=16
+LR=5e-4
+NOTHING=
+NONE=()
+if [ -n "$A" ]; then OTHERS=(--bf16); else OTHERS=(--fp16); fi
+OTHERS+=(--use-flash-attn)
+command -v gpus || CLIP=2
 if [ $SIZE = 7 ]; then HIDDEN=64;  HEADS=4
 elif [ $SIZE = 13 ]; then
   HIDDEN=128
@@ -142,6 +148,7 @@ for RUN in 1 2; do
   MODEL=(--num-layers $LAYERS --hidden-size $HIDDEN --num-attention-heads $HEADS)
   if [ -n "$GATE" ]; then MODEL+=(--swiglu); fi
   torchrun $NODES pretrain_gpt.py "${MODEL[@]}" $MORE --bf16 ${EXTRA[0]} --seq-length $SEQ \
+      $NOTHING "${NONE[@]}" "${OTHERS[@]}" $LATER --clip-grad $CLIP \
       --max-position-embeddings 16 --micro-batch-size 1 --global-batch-size 8 --lr $LR \
       --train-iters $STEPS --rampup-batch-size $RAMP --seed `date +%s` --data-path corpus
 done
@@ -154,12 +161,14 @@ done
   for (const char* line :
        {"# --num-layers has no value", "# --hidden-size has no value", "# --lr has no value",
         "# --num-attention-heads has no value", "# --train-iters has no value",
-        "# --seed has no value", "# ${MODEL+=} is computed by the script", "# $MORE is computed",
-        "# ${EXTRA[0]} is computed", "seq_len: 16", "global_batch: 8"}) {
+        "# --seed has no value", "# --clip-grad has no value", "# $MORE is computed",
+        "# ${MODEL+=} is computed by the script", "# ${EXTRA[0]} is computed",
+        "# ${OTHERS} is computed", "# $LATER is computed", "seq_len: 16", "global_batch: 8"}) {
     CAPTURE(line);
     CHECK(text.find(line) != std::string::npos);
   }
-  for (const char* part : {"513", "swiglu", "\n  hidden:", "heads:", "layers:", "steps: 5"}) {
+  for (const char* part : {"513", "swiglu", "\n  hidden:", "heads:", "layers:", "steps: 5",
+                           "NOTHING", "NONE", "5e-4", "fp16"}) {
     CAPTURE(part);
     CHECK(text.find(part) == std::string::npos);
   }

@@ -132,7 +132,7 @@ TEST_CASE("a text in parts has the ids of the whole, whatever is put before a te
     russian += fmt::format("слово{} и ещё,\nдругое — ", i);
     hindi += fmt::format("हिन्दी में {} शब्द\n", i);
     chinese += fmt::format("第{}行。\n“文字”\n", i);
-    lines += fmt::format("word{}\r\nand.\r\n\r\n", i);
+    lines += fmt::format("word{}\r\nи\r\nand.\r\n\r\n", i);
   }
   for (const std::string& whole : {text, " " + text, "<|endoftext|>" + text + "\n", russian, hindi,
                                    chinese, lines, "\u00a0 " + russian + "\u2003 x"}) {

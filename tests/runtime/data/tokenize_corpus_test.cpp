@@ -362,6 +362,7 @@ TEST_CASE("tokenize: cuts never split a character and prefer places between word
   CHECK(cut_point("aaaaaaaaaaéé дaaaa", 17, forced) == 14);
   CHECK(cut_point("aaaaaaaaaéé\nдaaaa", 16, forced) == 14);
   CHECK(cut_point("aaaaaaaaaaaaa\r\nb", 15, forced) == 13);
+  CHECK(cut_point("aaaaaaaaaaaд\r\nb", 15, forced) == 13);
   CHECK_FALSE(forced);
   for (const char* text : {"aaaaaaaaaé\u00a0 дaaaaa", "aaaaaaaaaaa \u3000aaaaa",
                            "aaaaaaaaaaa\x84 aaaaaaa", "aaaaaaaaaaaa.\r\nbaa"}) {
