@@ -29,6 +29,10 @@ int command_ckpt_export(const Arguments& args) {
   line.choice("dtype", {"fp32", "bf16", "fp16"}, dtype, "type of the weights", "fp32");
   line.option("max_shard_size", "SIZE", max_shard, "a larger model is cut into files of this size",
               "5GB");
+  line.option("chat", "FORMAT", options.chat,
+              "with hf: the format of mtl data tokenize --chat that the model has learned becomes "
+              "the tokenizer's chat template",
+              "none");
   line.option("tp", "N", tp, 1, "tensor parallel ranks of megatron-split", "1");
   line.option("pp", "N", pp, 1, "pipeline stages of megatron-split", "1");
   line.flag("json", json, "say what was written as JSON on stdout");
@@ -47,6 +51,11 @@ int command_ckpt_export(const Arguments& args) {
     throw Error(Exit::usage, {.code = "usage.value",
                               .what = "--tp and --pp belong to --format megatron-split",
                               .help = "leave them out: a Hugging Face folder has no ranks"});
+  }
+  if (split && !options.chat.empty()) {
+    throw Error(Exit::usage, {.code = "usage.value",
+                              .what = "--chat belongs to --format hf",
+                              .help = "leave it out: Megatron's files have no tokenizer"});
   }
   options.tp = static_cast<int>(std::min<int64_t>(tp, 1 << 20));
   options.pp = static_cast<int>(std::min<int64_t>(pp, 1 << 20));

@@ -14,13 +14,41 @@
 
 namespace mtl {
 
+namespace {
+
+// Each stretch of tokens that are to be learned.
+void print_learned(const OpenedCorpus& corpus, int64_t sequence, const std::vector<int32_t>& ids) {
+  std::vector<int32_t> learn(ids.size());
+  corpus.loss->read(sequence, 0, learn);
+  fmt::print("  learned: {} of these\n",
+             ids.size() - static_cast<size_t>(std::count(learn.begin(), learn.end(), 0)));
+  for (size_t begin = 0; begin < ids.size();) {
+    if (learn[begin] == 0) {
+      ++begin;
+      continue;
+    }
+    const auto end = static_cast<size_t>(
+        std::find(learn.begin() + static_cast<std::ptrdiff_t>(begin), learn.end(), 0) -
+        learn.begin());
+    const std::span<const int32_t> stretch = std::span(ids).subspan(begin, end - begin);
+    if (corpus.tokenizer) {
+      fmt::print("  > {}\n", corpus.tokenizer->decode(stretch));
+    } else {
+      fmt::print("  > ids {}\n", fmt::join(stretch, " "));
+    }
+    begin = end;
+  }
+}
+
+}  // namespace
+
 int command_data_preview(const Arguments& args) {
   std::string prefix;
   int64_t documents = 3, first = 0, tokens = 200;
   TokenizerFlags flags;
   CommandLine line({"data preview [options] PREFIX"},
-                   "Prints documents of a corpus: their text, if a tokenizer is known, and the ids "
-                   "of their tokens.");
+                   "Prints documents of a corpus: their text, if a tokenizer is known, the ids of "
+                   "their tokens, and of conversations what is learned.");
   line.example("mtl data preview c4", "the first three documents");
   line.example("mtl data preview c4 --first 1000 --documents 1 --tokens 50",
                "the beginning of a later one");
@@ -55,6 +83,7 @@ int command_data_preview(const Arguments& args) {
       fmt::print("  sequence {}: {} tokens\n", s, grouped(length));
       fmt::print("  ids {}{}\n", fmt::join(ids, " "), more);
       if (corpus.tokenizer) fmt::print("{}{}\n", corpus.tokenizer->decode(ids), more);
+      if (corpus.loss) print_learned(corpus, s, ids);
     }
   }
   return 0;

@@ -33,6 +33,8 @@ nlohmann::ordered_json stats_json(const CorpusStats& stats, const Tokenizer* tok
       {"longest", stats.longest},     {"distinct_tokens", stats.distinct}};
   object["eod_share"] = nullptr;
   if (stats.eod_share) object["eod_share"] = *stats.eod_share;
+  object["learned_share"] = nullptr;
+  if (stats.learned_share) object["learned_share"] = *stats.learned_share;
   auto& lengths = object["documents_by_length"] = nlohmann::ordered_json::array();
   for (size_t i = 0; i < stats.by_length.size(); ++i) {
     lengths.push_back({{"from", int64_t{1} << i}, {"documents", stats.by_length[i]}});
@@ -53,6 +55,9 @@ void print_stats(const CorpusStats& stats, const Tokenizer* tokenizer) {
   fmt::print("sequences  {}\n", grouped(stats.sequences));
   fmt::print("tokens     {}, {} different ones\n", grouped(stats.tokens), grouped(stats.distinct));
   if (stats.eod_share) fmt::print("eod        {:.3f}% of the tokens\n", 100 * *stats.eod_share);
+  if (stats.learned_share) {
+    fmt::print("learned    {:.3f}% of the tokens\n", 100 * *stats.learned_share);
+  }
   fmt::print("lengths    {} to {} tokens, half of them below {}\n", grouped(stats.shortest),
              grouped(stats.longest), grouped(stats.median));
   int64_t most = 1;
@@ -94,7 +99,7 @@ int command_data_stats(const Arguments& args) {
   CorpusStats stats;
   {
     CounterLine counter;
-    stats = corpus_stats(*corpus.dataset, eod, most, [&](int64_t tokens) {
+    stats = corpus_stats(corpus, eod, most, [&](int64_t tokens) {
       counter.show([&] {
         return fmt::format("stats: {} of {} tokens", compact_count(static_cast<double>(tokens)),
                            compact_count(static_cast<double>(corpus.dataset->tokens())));

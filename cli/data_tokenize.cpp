@@ -16,6 +16,7 @@
 #include "cli/tokenizer_options.h"
 #include "common/error.h"
 #include "common/terminal.h"
+#include "runtime/data/chat/format.h"
 #include "runtime/data/tokenize_corpus.h"
 #include "runtime/metrics/format.h"
 
@@ -74,6 +75,7 @@ nlohmann::ordered_json report_json(const TokenizeReport& report) {
   }
   object["input_bytes"] = report.input_bytes;
   object["text_bytes"] = report.text_bytes;
+  object["learned_tokens"] = report.learned_tokens;
   object["bad_lines"] = report.bad_lines;
   object["blank_lines"] = report.blank_lines;
   object["forced_cuts"] = report.forced_cuts;
@@ -88,6 +90,10 @@ void print_report(const TokenizeReport& report) {
     fmt::print(stderr, "{}: {} document{}, {} tokens\n", output.prefix.string(),
                grouped(output.meta.documents), output.meta.documents == 1 ? "" : "s",
                grouped(output.meta.tokens));
+  }
+  if (report.learned_tokens > 0) {
+    fmt::print(stderr, "{} tokens of them are answers, which are learned\n",
+               grouped(report.learned_tokens));
   }
   fmt::print(stderr, "{} of text in {}, {}\n", human_bytes(static_cast<double>(report.text_bytes)),
              compact_duration(report.seconds),
@@ -132,11 +138,18 @@ int command_data_tokenize(const Arguments& args) {
       "owt/",
       "GPT-2's vocabulary, all files of a directory");
   line.example("zstdcat big.zst | mtl data tokenize --tokenizer bytes -o big -", "from a pipe");
+  line.example("mtl data tokenize --tokenizer ./Qwen3-0.6B --chat chatml -o talk chat.jsonl",
+               "conversations, of which the answers are learned");
   line.rest("INPUT", options.inputs,
             "files, directories, globs, or - for standard input; also .gz and .zst");
   line.option("output,o", "PREFIX", output, "what to write: PREFIX.bin, .idx and two .json");
   line.option("json_keys", "KEY,...", keys,
               "which members of a line are text; for several, PREFIX_KEY_document of each", "text");
+  line.option("chat", "FORMAT", options.chat,
+              fmt::format("lines are conversations, written as {}, or as a YAML file says; what "
+                          "assistants say is learned, and PREFIX.loss.bin and .idx say so",
+                          fmt::join(chat::format_names(), ", ")),
+              "lines have texts");
   line.flag("append_eod", options.append_eod,
             "end each document with the tokenizer's token for it");
   line.choice("format", {"jsonl", "text"}, format, "of all inputs",
@@ -162,6 +175,16 @@ int command_data_tokenize(const Arguments& args) {
                 {.code = "usage.missing",
                  .what = options.inputs.empty() ? "no input is given" : "no output is given",
                  .help = "mtl data tokenize --tokenizer FILE -o PREFIX INPUT ..."});
+  }
+  if (!options.chat.empty() && (options.append_eod || keys != "text")) {
+    throw Error(
+        Exit::usage,
+        {.code = "usage.option",
+         .what = fmt::format("--chat with {}", options.append_eod ? "--append_eod" : "--json_keys"),
+         .help = options.append_eod
+                     ? "a conversation ends as its format says: leave --append_eod out"
+                     : "a conversation is found under 'messages', 'conversations', "
+                       "'prompt' or 'instruction': leave --json_keys out"});
   }
   options.prefix = output_prefix(output);
   options.format = format.value_or("");

@@ -42,11 +42,12 @@ int command_data_verify(const Arguments& args) {
         });
       });
     }
-    fmt::print("{}: good; {} documents, {} sequences, {} tokens, largest id {}{}{}\n", prefix,
+    fmt::print("{}: good; {} documents, {} sequences, {} tokens, largest id {}{}{}{}\n", prefix,
                grouped(corpus.dataset->documents()), grouped(corpus.dataset->sequences()),
                grouped(corpus.dataset->tokens()), report.largest_id,
                report.ids_checked ? "" : "; no vocabulary to check against (--vocab_size)",
-               report.ends_checked ? "; every document has its end" : "");
+               report.ends_checked ? "; every document has its end" : "",
+               corpus.loss ? "; what is to be learned is known" : "");
   }
   return 0;
 }

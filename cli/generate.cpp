@@ -40,6 +40,8 @@ int command_generate(const Arguments& args) {
   line.example("mtl generate --tokens 500 --temperature 0 RUN \"The\"",
                "always the likeliest token");
   line.positional("RUN", run, "a run directory, runs/NAME (its newest run) or a checkpoint");
+  line.example("mtl generate --chat llama3 RUN \"What is a glacier?\"",
+               "an answer, of a model that has learned conversations");
   line.example("mtl generate RUN - < prompt.txt", "a prompt that is longer than a command line");
   line.positional("PROMPT", options.prompt,
                   "the text to continue; - reads it from standard input, to its last byte");
@@ -50,10 +52,22 @@ int command_generate(const Arguments& args) {
               "0");
   line.option("top_p", "P", sampling.top_p, 0.0, 1.0,
               "and among the likeliest that have P of the probability together; 1 = all", "1");
+  line.option(
+      "chat", "FORMAT", options.chat,
+      "PROMPT is what a user says, and the text the answer: the FORMAT of mtl data tokenize "
+      "that the model has learned",
+      "the prompt goes on");
+  line.option("system", "TEXT", options.system, "with --chat: what \"system\" says before",
+              "nothing");
   line.option("seed", "S", seed, 0, "the same seed gives the same text", "1234");
   if (!line.parse(args)) return 0;
   options.run = run;
   sampling.seed = static_cast<uint64_t>(seed);
+  if (!options.system.empty() && options.chat.empty()) {
+    throw Error(Exit::usage, {.code = "usage.option",
+                              .what = "--system, and no --chat that says how it is written",
+                              .help = "name the format that the model has learned: --chat chatml"});
+  }
   std::error_code ignored;
   if (!fs::exists(run, ignored) && !fs::exists(fs::path("runs") / run, ignored) &&
       fs::is_directory(options.prompt, ignored)) {

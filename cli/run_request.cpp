@@ -187,7 +187,7 @@ PreparedRun prepare_run(const RunOptions& given_options, const std::string& trai
   run.world = world ? *world
               : run.request.ranks > 0
                   ? run.request.ranks
-                  : std::max(1, run.request.local_ranks) * run.request.max_nodes;
+                  : std::max(1, run.request.local_ranks) * std::max(1, run.request.max_nodes);
   // With the ranks that a machine has in the end, whoever said so.
   LaunchConfig counted = file;
   counted.num_machines = std::max(1, run.request.max_nodes);

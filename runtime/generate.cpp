@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/data/chat/encoder.h"
 #include "runtime/data/token_text.h"
 #include "runtime/device/make_device.h"
 #include "runtime/engine/solo_model.h"
@@ -88,7 +89,20 @@ void generate(const GenerateOptions& options, const std::function<void(std::stri
   CheckpointReader reader(find_intact_checkpoint(options.run));
   const ModelShape shape = model_shape_from_json(reader.state().at("model"));
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_from_json(reader.tokenizer());
-  std::vector<int32_t> ids = tokenizer->encode_with_special(options.prompt);
+  const std::optional<int32_t> eod = tokenizer->eod();
+  std::optional<int32_t> end = eod;
+  std::vector<int32_t> ids;
+  if (options.chat.empty()) {
+    ids = tokenizer->encode_with_special(options.prompt);
+  } else {
+    const chat::Format format = chat::load_format(options.chat);
+    const chat::Encoder encoder(format, *tokenizer);
+    std::vector<chat::Message> messages;
+    if (!options.system.empty()) messages.push_back({"system", options.system});
+    messages.push_back({"user", options.prompt});
+    ids = encoder.prompt(messages);
+    end = encoder.end();
+  }
   if (ids.empty()) {
     throw Error(Exit::usage,
                 {.code = "generate.prompt",
@@ -105,10 +119,9 @@ void generate(const GenerateOptions& options, const std::function<void(std::stri
   }
   Generator generator(reader, shape, context_of(shape, prompt_tokens, options.tokens));
   TokenText text(*tokenizer, ids);
-  const std::optional<int32_t> eod = tokenizer->eod();
   for (int64_t i = 0; i < options.tokens; ++i) {
     const int32_t next = sample_token(generator.next_logits(ids), options.sampling, i);
-    if (next == eod) break;  // the document is at its end
+    if (next == eod || next == end) break;  // the document is at its end, or the answer
     ids.push_back(next);
     emit(text.add(next));
   }

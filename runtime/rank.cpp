@@ -165,7 +165,7 @@ class Rank {
   // each other there is no choice.
   std::string choose_attention() {
     if (made_.cuda == nullptr || made_.cuda->choose_attention == nullptr) return {};
-    if (spec_.data.reset_attention_at_eod) return {};
+    if (spec_.data.resets_attention()) return {};
     const GridSizes& sizes = plan_.grid.sizes();
     const auto chosen_for = [&](int64_t layer) {
       AttentionShape shape = attention_of(plan_.model, layer, sizes[Axis::tp] * sizes[Axis::cp]);
@@ -190,7 +190,7 @@ class Rank {
 
   Exit go_on() {
     Prefetch samples(*run_.corpus.train, plan_.seq, static_cast<int>(spec_.data.workers),
-                     spec_.data.reset_positions_at_eod || spec_.data.reset_attention_at_eod);
+                     spec_.data.resets_positions() || spec_.data.resets_attention());
     samples.announce(trainer_->sample_ranges(next_step_));
     if (is_left() && !evaluate_rest()) return stopped();
     return train(samples);

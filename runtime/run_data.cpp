@@ -239,14 +239,23 @@ class Loader {
       }
       if (source.train && source.format != "text") look_into(*source.train);
       if (whole) source.valid = std::exchange(source.train, nullptr);
-      if (source.train && source.train->tokens() <= spec_.train.seq_len) {
+      const bool whole_documents = spec_.data.whole_documents();
+      if (whole_documents && source.format != "megatron") {
+        fail("data.documents",
+             fmt::format("data.sampler=best_fit takes documents whole, and '{}' is one row of {}",
+                         source.path, source.format == "text" ? "text" : "tokens"),
+             "make a corpus with documents of it: mtl data tokenize; or use another data.sampler");
+        return;
+      }
+      if (!whole_documents && source.train && source.train->tokens() <= spec_.train.seq_len) {
         fail("data.too_short",
              fmt::format("'{}' has {} tokens to train on, and train.seq_len {} needs at least {}",
                          source.path, source.train->tokens(), spec_.train.seq_len,
                          spec_.train.seq_len + 1),
              "use a shorter train.seq_len, more data, or another data.split");
       }
-      if (whole && (!source.valid || source.valid->tokens() <= spec_.train.seq_len)) {
+      if (whole && !whole_documents &&
+          (!source.valid || source.valid->tokens() <= spec_.train.seq_len)) {
         fail("data.too_short",
              fmt::format("'{}' of data.valid{} has no sequence of train.seq_len {} to evaluate on",
                          source.path, set.empty() ? set : '.' + set, spec_.train.seq_len),
@@ -405,14 +414,18 @@ class Loader {
     const fs::path prefix = indexed_prefix(source.path);
     const auto dataset = std::make_shared<const IndexedDataset>(prefix);
     check_tokenizer(*dataset);
+    const std::shared_ptr<const IndexedDataset> loss =
+        open_loss(*dataset, read_corpus_meta(prefix));
     const auto parts = megatron_split(split, dataset->sequences());
     const auto part = [&](size_t i) -> std::shared_ptr<const Documents> {
       if (parts[i].first == parts[i].second) return nullptr;
-      return indexed_documents(dataset, parts[i].first, parts[i].second, tokenizer_->vocab_size());
+      return indexed_documents(dataset, loss, parts[i].first, parts[i].second,
+                               tokenizer_->vocab_size());
     };
     source.train = part(0);
     source.valid = part(1);
     source.files = {prefix.string() + ".idx", prefix.string() + ".bin"};
+    if (loss) source.files.push_back(loss_prefix(prefix).string() + ".bin");
     if (dataset->tokens() == 0) {
       fail("data.empty", fmt::format("'{}' has no tokens", source.path),
            fmt::format("look at what it was made of: mtl data stats {}", prefix.string()));
@@ -443,7 +456,8 @@ class Loader {
   bool check_eod() {
     const auto& data = spec_.data;
     const bool needed =
-        data.reset_attention_at_eod || data.reset_positions_at_eod || data.mask_eod_loss;
+        !data.whole_documents() &&
+        (data.reset_attention_at_eod || data.reset_positions_at_eod || data.mask_eod_loss);
     const int64_t vocab = tokenizer_->vocab_size();
     if (data.eod >= vocab) {
       place_ = resolved_.place_of("data.eod");

@@ -6,10 +6,12 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "runtime/data/best_fit.h"
 #include "runtime/data/blend.h"
 #include "runtime/data/megatron_order.h"
 #include "runtime/data/orders.h"
 #include "runtime/data/token_files.h"
+#include "runtime/metrics/format.h"
 #include "runtime/run_data.h"
 
 namespace mtl {
@@ -46,8 +48,14 @@ Orders orders_from(const nlohmann::json& json) {
 class Orderer {
  public:
   // `before`: as order_samples().
-  Orderer(RunData& data, const TrainSpec& spec, int64_t samples, const nlohmann::json& before)
-      : data_(data), spec_(spec), samples_(samples), before_(before) {}
+  Orderer(RunData& data, const ResolvedSpec& resolved, int64_t samples,
+          const nlohmann::json& before, Diagnostics& diagnostics)
+      : data_(data),
+        resolved_(resolved),
+        spec_(resolved.spec),
+        samples_(samples),
+        before_(before),
+        diagnostics_(diagnostics) {}
 
   std::unique_ptr<Samples> train() {
     std::vector<const RunData::Source*> sources;
@@ -73,6 +81,10 @@ class Orderer {
     std::vector<std::unique_ptr<Samples>> all;
     for (const RunData::Source& source : data_.sources) {
       if (!set.empty() && source.set != set) continue;
+      if (source.valid && spec_.data.whole_documents()) {
+        all.push_back(whole(source, source.valid, std::nullopt));
+        continue;
+      }
       if (!source.valid || source.valid->tokens() <= spec_.train.seq_len) continue;
       all.push_back(window_samples(document_row(source.valid), spec_.train.seq_len,
                                    SampleOrder::sequential, 0, false));
@@ -97,6 +109,7 @@ class Orderer {
     }
     // The first source has the run's own seed, so that one alone is what it always was.
     const uint64_t seed = spec_.train.seed + number * 0x9e3779b97f4a7c15u;
+    if (spec_.data.whole_documents()) return whole(source, source.train, seed);
     if (spec_.data.sampler == "feistel") {
       return feistel_samples(document_row(source.train), seq, seed);
     }
@@ -104,6 +117,30 @@ class Orderer {
         document_row(source.train), seq,
         spec_.data.sampler == "sequential" ? SampleOrder::sequential : SampleOrder::random, seed,
         true);
+  }
+
+  // With a seed without end, else once.
+  std::unique_ptr<Samples> whole(const RunData::Source& source,
+                                 std::shared_ptr<const Documents> documents,
+                                 std::optional<uint64_t> seed) {
+    const int64_t seq = spec_.train.seq_len;
+    BestFitOrder order = best_fit_order(*documents, seq);
+    if (order.cut_documents > 0) {
+      diagnostics_.add(
+          {.code = "data.cut",
+           .what = fmt::format("{} of {} documents of '{}' to {} are longer than train.seq_len {} "
+                               "and end there: {} of {} tokens are left out",
+                               grouped(order.cut_documents), grouped(documents->count()),
+                               source.path, seed ? "train on" : "evaluate on", seq,
+                               grouped(order.cut_tokens), grouped(documents->tokens())),
+           .place = resolved_.place_of("data.sampler"),
+           .help =
+               "use a longer train.seq_len, or data.sampler=megatron, which cuts documents into "
+               "several samples",
+           .severity = Diagnostic::Severity::warning});
+    }
+    return best_fit_samples(std::move(documents), std::move(order), seq, data_.eod.value_or(0),
+                            seed);
   }
 
   std::unique_ptr<Samples> packed(const RunData::Source& source, uint64_t number,
@@ -178,6 +215,7 @@ class Orderer {
 
   std::unique_ptr<Samples> documents(std::unique_ptr<Samples> samples) const {
     const auto& data = spec_.data;
+    if (data.whole_documents()) return samples;  // that know where theirs begin
     if (!data.reset_attention_at_eod && !data.reset_positions_at_eod && !data.mask_eod_loss) {
       return samples;
     }
@@ -186,9 +224,11 @@ class Orderer {
   }
 
   RunData& data_;
+  const ResolvedSpec& resolved_;
   const TrainSpec& spec_;
   const int64_t samples_;
   nlohmann::json before_;
+  Diagnostics& diagnostics_;
 };
 
 }  // namespace
@@ -197,7 +237,7 @@ void order_samples(RunData& data, const ResolvedSpec& resolved, int64_t samples,
                    Diagnostics& diagnostics, const nlohmann::json& before) {
   const TrainSpec& spec = resolved.spec;
   try {
-    Orderer orderer(data, spec, samples, before);
+    Orderer orderer(data, resolved, samples, before, diagnostics);
     data.train = orderer.train();
     data.valid = orderer.valid();
     for (const auto& set : spec.data.valid_sets) {
@@ -207,8 +247,8 @@ void order_samples(RunData& data, const ResolvedSpec& resolved, int64_t samples,
     settings["split"] = spec.data.split;
     settings["sampler"] = spec.data.sampler == "single" ? "megatron" : spec.data.sampler;
     settings["seq_len"] = spec.train.seq_len;
-    settings["reset_positions_at_eod"] = spec.data.reset_positions_at_eod;
-    settings["reset_attention_at_eod"] = spec.data.reset_attention_at_eod;
+    settings["reset_positions_at_eod"] = spec.data.resets_positions();
+    settings["reset_attention_at_eod"] = spec.data.resets_attention();
     settings["mask_eod_loss"] = spec.data.mask_eod_loss;
     if (data.eod) settings["eod"] = *data.eod;
     data.identify(std::move(settings));

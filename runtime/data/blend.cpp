@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "runtime/data/documents.h"
+
 namespace mtl {
 
 namespace {
@@ -166,8 +168,10 @@ SampleBatch part_of(const SampleBatch& batch, int64_t samples, int64_t first, in
 void put_sample(std::span<const int32_t> tokens, int64_t row, const SampleBatch& batch) {
   const size_t seq = tokens.size() - 1;
   const size_t at = static_cast<size_t>(row) * seq;
-  std::copy_n(tokens.begin(), seq, batch.inputs.begin() + static_cast<std::ptrdiff_t>(at));
-  std::copy_n(tokens.begin() + 1, seq, batch.targets.begin() + static_cast<std::ptrdiff_t>(at));
+  for (size_t i = 0; i < seq; ++i) {
+    batch.inputs[at + i] = id_of(tokens[i]);
+    batch.targets[at + i] = is_learned(tokens[i + 1]) ? tokens[i + 1] : -1;
+  }
 }
 
 }  // namespace mtl

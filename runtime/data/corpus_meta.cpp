@@ -11,6 +11,7 @@
 
 #include "common/error.h"
 #include "common/files.h"
+#include "runtime/data/indexed_files.h"
 
 namespace mtl {
 
@@ -96,6 +97,46 @@ fs::path tokenizer_path(const fs::path& prefix) {
   return indexed_prefix(prefix).string() + ".tokenizer.json";
 }
 
+fs::path loss_prefix(const fs::path& prefix) {
+  return prefix.string() + ".loss";
+}
+
+std::unique_ptr<IndexedDataset> open_loss(const IndexedDataset& corpus,
+                                          const std::optional<CorpusMeta>& meta) {
+  const fs::path prefix = loss_prefix(corpus.prefix());
+  const auto refuse = [&](const std::string& what) {
+    throw Error(Exit::data,
+                {.code = "data.loss",
+                 .what = fmt::format("{}.idx: {}", prefix.string(), what),
+                 .help = "make the corpus again; without its .loss.bin and .loss.idx and "
+                         "'\"loss\": true' in its .meta.json all of it is learned"});
+  };
+  if (!fs::exists(idx_path(prefix))) {
+    if (meta && meta->has_loss) refuse("is not there, and says which tokens are to be learned");
+    return nullptr;
+  }
+  auto loss = std::make_unique<IndexedDataset>(prefix);
+  if (loss->type() != TokenType::u8) refuse("its values are not u8");
+  bool same = loss->sequences() == corpus.sequences();
+  for (int64_t s = 0; same && s < corpus.sequences(); ++s) {
+    same = loss->length(s) == corpus.length(s);
+    if (!same)
+      refuse(fmt::format("sequence {} has {} values and {} tokens", s, loss->length(s),
+                         corpus.length(s)));
+  }
+  if (!same) {
+    refuse(
+        fmt::format("has {} sequences, and the corpus {}", loss->sequences(), corpus.sequences()));
+  }
+  return loss;
+}
+
+void remove_loss(const fs::path& prefix) {
+  std::error_code ignored;
+  fs::remove(idx_path(loss_prefix(prefix)), ignored);
+  fs::remove(bin_path(loss_prefix(prefix)), ignored);
+}
+
 CorpusMeta parse_corpus_meta(std::string_view text, const fs::path& file) {
   const Reader reader(file);
   const json object = reader.parse(text);
@@ -136,6 +177,8 @@ CorpusMeta parse_corpus_meta(std::string_view text, const fs::path& file) {
   meta.documents = reader.count(object, "documents");
   meta.tokens = reader.count(object, "tokens");
   meta.json_key = reader.string(object, "json_key");
+  // Corpora of before have none.
+  meta.has_loss = object.contains("loss") && reader.boolean(object, "loss");
   const json& inputs = reader.member(object, "inputs");
   if (!inputs.is_array()) reader.fail("'inputs' is not a list");
   for (const json& input : inputs) {
@@ -180,6 +223,7 @@ std::string corpus_meta_json(const CorpusMeta& meta) {
   object["documents"] = meta.documents;
   object["tokens"] = meta.tokens;
   object["json_key"] = meta.json_key;
+  if (meta.has_loss) object["loss"] = true;
   auto& inputs = object["inputs"] = nlohmann::ordered_json::array();
   for (const CorpusMeta::Input& input : meta.inputs) {
     inputs.push_back({{"path", input.path}, {"bytes", input.bytes}});

@@ -28,7 +28,8 @@ struct CorpusMeta {
   bool documents_end_in_eod = false;
   TokenType type = TokenType::u16;
   int64_t sequences = 0, documents = 0, tokens = 0;
-  std::string json_key;  // empty: plain text
+  std::string json_key;   // empty: plain text, or conversations
+  bool has_loss = false;  // loss_prefix() says which tokens are to be learned
   std::vector<Input> inputs;
 };
 
@@ -37,6 +38,15 @@ uint64_t hash_of(const Tokenizer& tokenizer);
 
 std::filesystem::path meta_path(const std::filesystem::path& prefix);
 std::filesystem::path tokenizer_path(const std::filesystem::path& prefix);
+
+// PREFIX.loss: of a corpus of which not all is to be learned, as many sequences of as many u8, 0
+// where the token does not count in the loss.
+std::filesystem::path loss_prefix(const std::filesystem::path& prefix);
+// Opens it; nullptr where there is none. Throws what IndexedDataset throws, and Error (Exit::data)
+// data.loss where it is not that of the corpus, or is missing though the meta.json promises it.
+std::unique_ptr<IndexedDataset> open_loss(const IndexedDataset& corpus,
+                                          const std::optional<CorpusMeta>& meta);
+void remove_loss(const std::filesystem::path& prefix);
 
 // Throws Error (Exit::data) data.meta, which names the file and the member.
 CorpusMeta parse_corpus_meta(std::string_view json, const std::filesystem::path& file);

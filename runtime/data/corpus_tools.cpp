@@ -79,14 +79,16 @@ OpenedCorpus open_corpus(const fs::path& prefix, bool want_tokenizer) {
   OpenedCorpus corpus;
   corpus.dataset = std::make_unique<IndexedDataset>(prefix);
   corpus.meta = read_corpus_meta(prefix);
+  corpus.loss = open_loss(*corpus.dataset, corpus.meta);
   if (want_tokenizer && corpus.meta) {
     corpus.tokenizer = load_corpus_tokenizer(prefix, *corpus.meta);
   }
   return corpus;
 }
 
-CorpusStats corpus_stats(const IndexedDataset& dataset, std::optional<int32_t> eod, int64_t most,
+CorpusStats corpus_stats(const OpenedCorpus& corpus, std::optional<int32_t> eod, int64_t most,
                          const CorpusProgress& progress) {
+  const IndexedDataset& dataset = *corpus.dataset;
   CorpusStats stats;
   stats.documents = dataset.documents();
   stats.sequences = dataset.sequences();
@@ -114,8 +116,13 @@ CorpusStats corpus_stats(const IndexedDataset& dataset, std::optional<int32_t> e
   }
   Counts counts;
   std::vector<int32_t> block;
-  int64_t done = 0;
+  int64_t done = 0, learned = 0;
   for (int64_t s = 0; s < stats.sequences; ++s) {
+    if (corpus.loss) {
+      read_sequence(*corpus.loss, s, block, [&](int64_t, const std::vector<int32_t>& learn) {
+        learned += std::ssize(learn) - std::count(learn.begin(), learn.end(), 0);
+      });
+    }
     read_sequence(dataset, s, block, [&](int64_t, const std::vector<int32_t>& ids) {
       counts.add(ids);
       done += static_cast<int64_t>(ids.size());
@@ -128,6 +135,9 @@ CorpusStats corpus_stats(const IndexedDataset& dataset, std::optional<int32_t> e
     int64_t count = 0;
     for (const auto& [id, n] : all) count += id == *eod ? n : 0;
     stats.eod_share = static_cast<double>(count) / static_cast<double>(stats.tokens);
+  }
+  if (corpus.loss && stats.tokens > 0) {
+    stats.learned_share = static_cast<double>(learned) / static_cast<double>(stats.tokens);
   }
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
     return a.second != b.second ? a.second > b.second : a.first < b.first;
@@ -205,6 +215,11 @@ CorpusMeta merge_corpora(const std::vector<fs::path>& from, const fs::path& to, 
                      "tokenize the text of the other again, with --append_eod");
       }
     }
+    if ((corpus.loss == nullptr) != (corpora.front().loss == nullptr)) {
+      refuse_merge(fmt::format("of {} and {}, only one says which tokens are to be learned",
+                               from.front().string(), prefix.string()),
+                   "name both in data.train, each with its weight");
+    }
     std::error_code ignored;
     if (fs::equivalent(corpus.dataset->prefix().string() + ".bin", to.string() + ".bin", ignored)) {
       refuse_merge(fmt::format("{} is to be read and written", prefix.string()),
@@ -225,8 +240,11 @@ CorpusMeta merge_corpora(const std::vector<fs::path>& from, const fs::path& to, 
     tokenizer = load_corpus_tokenizer(from.front(), meta);
   }
   IndexedDatasetWriter writer(to, corpora.front().dataset->type());
+  std::optional<IndexedDatasetWriter> loss;
+  if (corpora.front().loss) loss.emplace(loss_prefix(to), TokenType::u8);
   for (const OpenedCorpus& corpus : corpora) {
     writer.append(*corpus.dataset);
+    if (loss) loss->append(*corpus.loss);
     if (!all_described) continue;
     meta.inputs.insert(meta.inputs.end(), corpus.meta->inputs.begin(), corpus.meta->inputs.end());
     if (corpus.meta->json_key != meta.json_key) meta.json_key.clear();
@@ -241,6 +259,11 @@ CorpusMeta merge_corpora(const std::vector<fs::path>& from, const fs::path& to, 
   if (tokenizer) {
     meta.tokenizer_file = tokenizer_path(to.string() + ".idx").filename().string();
     write_corpus_tokenizer(to.string() + ".idx", *tokenizer);
+  }
+  if (loss) {
+    loss->finish();
+  } else {
+    remove_loss(to);
   }
   writer.finish();
   if (all_described) write_corpus_meta(to.string() + ".idx", meta);

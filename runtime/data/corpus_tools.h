@@ -19,6 +19,7 @@ namespace mtl {
 struct OpenedCorpus {
   std::unique_ptr<IndexedDataset> dataset;
   std::optional<CorpusMeta> meta;
+  std::unique_ptr<IndexedDataset> loss;  // nullptr: all of it is to be learned
   std::unique_ptr<Tokenizer> tokenizer;  // nullptr if the corpus does not come with one
 };
 // Throws what IndexedDataset, read_corpus_meta() and load_corpus_tokenizer() throw; a tokenizer
@@ -33,10 +34,11 @@ struct CorpusStats {
   int64_t distinct = 0;
   std::vector<std::pair<int32_t, int64_t>> most_frequent;  // id, how often
   std::optional<double> eod_share;                         // of the tokens, if the eod is known
+  std::optional<double> learned_share;                     // where not all are learned
 };
 // Called now and then with the tokens done so far.
 using CorpusProgress = std::function<void(int64_t tokens)>;
-CorpusStats corpus_stats(const IndexedDataset& dataset, std::optional<int32_t> eod, int64_t most,
+CorpusStats corpus_stats(const OpenedCorpus& corpus, std::optional<int32_t> eod, int64_t most,
                          const CorpusProgress& progress);
 
 // Reads every token. Throws Error (Exit::data): data.meta (counts), data.verify: the first sequence

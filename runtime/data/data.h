@@ -21,6 +21,13 @@ namespace mtl {
 struct TextPart {
   bool begins = true;  // the text begins with the piece
   bool ends = true;
+  bool behind_token = false;  // and where it begins, a special token stands before it
+};
+
+// A token that is written into a text as it stands.
+struct SpecialToken {
+  int32_t id = 0;
+  bool lstrip = false, rstrip = false;  // it takes the white space before and behind it
 };
 
 class Tokenizer {
@@ -43,6 +50,8 @@ class Tokenizer {
   virtual std::vector<int32_t> encode_with_special(std::string_view text) const {
     return encode(text);
   }
+  // The added token of that name; nothing where it is text.
+  virtual std::optional<SpecialToken> special(std::string_view) const { return std::nullopt; }
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
   virtual nlohmann::json to_json()
       const = 0;  // complete: stored with the run and with each checkpoint
@@ -64,7 +73,8 @@ class TokenSource {
  public:
   virtual ~TokenSource() = default;
   virtual int64_t size() const = 0;  // tokens
-  // Copies tokens [first, first + out.size()); the range lies inside the corpus.
+  // Copies tokens [first, first + out.size()); the range lies inside the corpus. Of documents of
+  // which not all is to be learned: as Documents::read().
   virtual void read(int64_t first, std::span<int32_t> out) const = 0;
   virtual uint64_t fingerprint() const = 0;  // XXH3 of the tokens as i32; reads all of them
 };

@@ -41,9 +41,14 @@ class OneDocument : public Documents {
 
 class IndexedDocuments : public Documents {
  public:
-  IndexedDocuments(std::shared_ptr<const IndexedDataset> dataset, int64_t begin, int64_t end,
+  IndexedDocuments(std::shared_ptr<const IndexedDataset> dataset,
+                   std::shared_ptr<const IndexedDataset> loss, int64_t begin, int64_t end,
                    int64_t vocab)
-      : dataset_(std::move(dataset)), begin_(begin), count_(end - begin), vocab_(vocab) {
+      : dataset_(std::move(dataset)),
+        loss_(std::move(loss)),
+        begin_(begin),
+        count_(end - begin),
+        vocab_(vocab) {
     for (int64_t i = begin; i < end; ++i) tokens_ += dataset_->length(i);
   }
   int64_t count() const override { return count_; }
@@ -62,10 +67,16 @@ class IndexedDocuments : public Documents {
                            begin_ + document, out[i], vocab_),
            .help = "the corpus was made with another tokenizer: give that one, or its data.vocab"});
     }
+    if (!loss_) return;
+    std::vector<int32_t> learn(out.size());
+    loss_->read(begin_ + document, first, learn);
+    for (size_t i = 0; i < out.size(); ++i) {
+      if (learn[i] == 0) out[i] = not_learned(out[i]);
+    }
   }
 
  private:
-  std::shared_ptr<const IndexedDataset> dataset_;
+  std::shared_ptr<const IndexedDataset> dataset_, loss_;
   int64_t begin_, count_, vocab_;
   int64_t tokens_ = 0;
 };
@@ -117,8 +128,9 @@ std::unique_ptr<Documents> one_document(std::shared_ptr<const TokenSource> row) 
 }
 
 std::unique_ptr<Documents> indexed_documents(std::shared_ptr<const IndexedDataset> dataset,
+                                             std::shared_ptr<const IndexedDataset> loss,
                                              int64_t begin, int64_t end, int64_t vocab) {
-  return std::make_unique<IndexedDocuments>(std::move(dataset), begin, end, vocab);
+  return std::make_unique<IndexedDocuments>(std::move(dataset), std::move(loss), begin, end, vocab);
 }
 
 std::unique_ptr<TokenSource> document_row(std::shared_ptr<const Documents> documents) {

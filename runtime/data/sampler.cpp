@@ -8,7 +8,7 @@
 #include <Random123/philox.h>
 #include <fmt/format.h>
 
-#include "runtime/data/samples.h"
+#include "runtime/data/blend.h"
 
 namespace mtl {
 
@@ -65,8 +65,7 @@ void Sampler::fill(const TokenSource& source, int64_t first, int64_t count,
   std::vector<int32_t> window(seq_len_ + 1);
   for (int64_t i = 0; i < count; ++i) {
     source.read(offset(first + i), window);
-    std::copy_n(window.begin(), seq_len_, inputs.begin() + i * seq_len_);
-    std::copy_n(window.begin() + 1, seq_len_, targets.begin() + i * seq_len_);
+    put_sample(window, i, {inputs, targets});
   }
 }
 

@@ -42,10 +42,17 @@ class Run {
         options_(options),
         callbacks_(callbacks),
         prefixes_(output_prefixes(options)),
-        type_(token_type_for(tokenizer.vocab_size())),
+        encode_{.json_keys = options.json_keys,
+                .append_eod = options.append_eod,
+                .type = token_type_for(tokenizer.vocab_size())},
         inputs_(find_inputs(options.inputs, options.format)),
         journaled_(std::none_of(inputs_.files.begin(), inputs_.files.end(),
-                                [](const TextInput& file) { return !file.repeatable; })) {}
+                                [](const TextInput& file) { return !file.repeatable; })) {
+    if (options.chat.empty()) return;
+    format_ = chat::load_format(options.chat);
+    chat_.emplace(format_, tokenizer);
+    encode_.chat = &*chat_;
+  }
 
   TokenizeReport run() {
     check();
@@ -57,6 +64,9 @@ class Run {
   }
 
  private:
+  // What goes with the corpus before it, and says nothing by itself.
+  bool is_loss(size_t output) const { return chat_ && output == 1; }
+
   void check() const {
     if (options_.append_eod && !tokenizer_.eod()) {
       throw Error(Exit::data,
@@ -66,6 +76,12 @@ class Run {
     }
     const bool text = std::any_of(inputs_.files.begin(), inputs_.files.end(),
                                   [](const auto& file) { return file.format == TextFormat::text; });
+    if (text && chat_) {
+      throw Error(Exit::usage, {.code = "usage.option",
+                                .what = "--chat, and plain text among the inputs",
+                                .help = "conversations are JSON Lines; --format jsonl says that "
+                                        "all inputs are that, whatever their names"});
+    }
     if (text && options_.json_keys.size() > 1) {
       throw Error(Exit::usage, {.code = "usage.option",
                                 .what = "several --json_keys, and plain text among the inputs",
@@ -82,6 +98,7 @@ class Run {
                                 fmt::join(options_.json_keys, ","),
                                 options_.lines_are_documents ? "lines" : "files",
                                 options_.append_eod ? "yes" : "no")};
+    if (chat_) identity.settings += "; conversations: " + chat::description(format_);
     std::optional<TokenizeJournal> journal;
     if (!options_.fresh && journaled_) journal = read_journal(options_.prefix, identity);
     if (!journal) refuse_existing();
@@ -91,14 +108,15 @@ class Run {
     report_.resumed_at = journal_.text_bytes;
     resumed_input_bytes_ = journal_.input_bytes;
     for (size_t k = 0; k < prefixes_.size(); ++k) {
+      const TokenType type = encode_.type_of(k);
       // A crash while the files got their names may have left some of them finished.
       if (journal_.finishing && IndexedDatasetWriter::complete_finish(prefixes_[k])) {
         writers_.push_back(nullptr);
       } else if (journal) {
         writers_.push_back(
-            std::make_unique<IndexedDatasetWriter>(prefixes_[k], type_, journal_.outputs[k]));
+            std::make_unique<IndexedDatasetWriter>(prefixes_[k], type, journal_.outputs[k]));
       } else {
-        writers_.push_back(std::make_unique<IndexedDatasetWriter>(prefixes_[k], type_));
+        writers_.push_back(std::make_unique<IndexedDatasetWriter>(prefixes_[k], type));
         // Only now, with the lock, is it sure that nobody else works on it.
         if (k == 0) remove_journal();
         if (journaled_) writers_.back()->keep_parts(true);
@@ -122,8 +140,7 @@ class Run {
   }
 
   void encode_all() {
-    const EncodeOptions encode{options_.json_keys, options_.append_eod, type_};
-    EncodePipeline pipeline(tokenizer_, encode, {options_.lines_are_documents}, inputs_.files,
+    EncodePipeline pipeline(tokenizer_, encode_, {options_.lines_are_documents}, inputs_.files,
                             options_.workers, static_cast<size_t>(journal_.file),
                             {journal_.offset, journal_.line, journal_.inside_document});
     for (const TextInput& file : inputs_.files) input_total_ += file.bytes;
@@ -160,7 +177,7 @@ class Run {
     bad_lines(step);
     const bool piece = step.unit.kind == TextUnit::Kind::piece;
     for (size_t k = 0; k < step.encoded.keys.size(); ++k) {
-      piece ? write_piece(step, *writers_[k]) : write_lines(step.encoded.keys[k], *writers_[k]);
+      piece ? write_piece(step, *writers_[k]) : write_lines(k, step.encoded.keys[k]);
     }
     journal_.file = static_cast<int64_t>(step.file);
     journal_.offset = step.unit.end_offset;
@@ -170,6 +187,7 @@ class Run {
     journal_.text_bytes += step.text_bytes;
     journal_.blank_lines += step.encoded.blank_lines;
     journal_.forced_cuts += step.encoded.forced_cuts;
+    journal_.learned_tokens += step.encoded.learned_tokens;
   }
 
   void bad_lines(const EncodedStep& step) {
@@ -200,8 +218,9 @@ class Run {
     }
   }
 
-  void write_lines(const EncodedTexts& texts, IndexedDatasetWriter& writer) const {
-    const auto size = static_cast<size_t>(bytes_of(type_));
+  void write_lines(size_t k, const EncodedTexts& texts) const {
+    IndexedDatasetWriter& writer = *writers_[k];
+    const auto size = static_cast<size_t>(bytes_of(encode_.type_of(k)));
     size_t at = 0, sequence = 0;
     for (const int64_t count : texts.sequence_counts) {
       for (int64_t i = 0; i < count; ++i, ++sequence) {
@@ -221,8 +240,8 @@ class Run {
       if (options_.append_eod) {
         const int32_t eod = *tokenizer_.eod();
         std::byte bytes[8];
-        store_tokens(type_, {&eod, 1}, bytes);
-        writer.add_tokens(std::span(bytes).first(static_cast<size_t>(bytes_of(type_))));
+        store_tokens(encode_.type, {&eod, 1}, bytes);
+        writer.add_tokens(std::span(bytes).first(static_cast<size_t>(bytes_of(encode_.type))));
       }
       writer.end_sequence();
     }
@@ -240,9 +259,10 @@ class Run {
     progress.input_bytes = journal_.input_bytes;
     progress.input_total = journaled_ ? input_total_ : 0;
     progress.resumed_at = resumed_input_bytes_;
-    for (const auto& writer : writers_) {
-      progress.documents += writer->position().documents;
-      progress.tokens += writer->position().tokens;
+    for (size_t k = 0; k < writers_.size(); ++k) {
+      if (is_loss(k)) continue;
+      progress.documents += writers_[k]->position().documents;
+      progress.tokens += writers_[k]->position().tokens;
     }
     progress.seconds = seconds_since(started_);
     callbacks_.progress(progress);
@@ -254,12 +274,14 @@ class Run {
     meta.vocab_size = tokenizer_.vocab_size();
     meta.eod = tokenizer_.eod();
     meta.documents_end_in_eod = options_.append_eod;
-    meta.type = type_;
+    meta.type = encode_.type;
+    meta.has_loss = chat_.has_value();
     for (const TextInput& file : inputs_.files) meta.inputs.push_back({file.path, file.bytes});
-    for (size_t k = 0; k < prefixes_.size(); ++k) {
+    // What is to be learned of a corpus is there before the corpus is.
+    for (size_t k = prefixes_.size(); k-- > 0;) {
       const fs::path& prefix = prefixes_[k];
       const auto& position = journal_.outputs[k];
-      meta.json_key = has_json(inputs_.files) ? options_.json_keys[k] : "";
+      meta.json_key = has_json(inputs_.files) && !chat_ ? options_.json_keys[k] : "";
       meta.sequences = position.sequences;
       meta.documents = position.documents;
       meta.tokens = position.tokens;
@@ -268,11 +290,13 @@ class Run {
         // A corpus that is replaced must not be described by the old file, nor the other way round.
         std::error_code ignored;
         fs::remove(meta_path(prefix.string() + ".idx"), ignored);
-        write_corpus_tokenizer(prefix.string() + ".idx", tokenizer_);
+        if (!is_loss(k)) write_corpus_tokenizer(prefix.string() + ".idx", tokenizer_);
         writers_[k]->finish();
       }
+      if (is_loss(k)) continue;
+      if (!chat_) remove_loss(prefix);
       write_corpus_meta(prefix.string() + ".idx", meta);
-      report_.outputs.push_back({prefix, meta});
+      report_.outputs.insert(report_.outputs.begin(), {prefix, meta});
     }
     remove_journal();
     report_.text_bytes = journal_.text_bytes;
@@ -280,6 +304,7 @@ class Run {
     report_.bad_lines = journal_.bad_lines;
     report_.blank_lines = journal_.blank_lines;
     report_.forced_cuts = journal_.forced_cuts;
+    report_.learned_tokens = journal_.learned_tokens;
     report_.passed_over = inputs_.passed_over;
   }
 
@@ -287,7 +312,9 @@ class Run {
   const TokenizeOptions& options_;
   const TokenizeCallbacks& callbacks_;
   const std::vector<fs::path> prefixes_;
-  const TokenType type_;
+  EncodeOptions encode_;
+  chat::Format format_;
+  std::optional<chat::Encoder> chat_;
   const TextInputs inputs_;
   const bool journaled_;  // a pipe cannot be read a second time
   const Clock::time_point started_ = Clock::now();
@@ -300,6 +327,7 @@ class Run {
 }  // namespace
 
 std::vector<fs::path> output_prefixes(const TokenizeOptions& options) {
+  if (!options.chat.empty()) return {options.prefix, loss_prefix(options.prefix)};
   if (options.json_keys.size() == 1) return {options.prefix};
   std::vector<fs::path> prefixes;
   for (const std::string& key : options.json_keys) {

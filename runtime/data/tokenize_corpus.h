@@ -24,6 +24,9 @@ struct TokenizeOptions {
   std::vector<std::string> json_keys = {"text"};
   bool append_eod = false;
   bool lines_are_documents = false;  // of plain text; else a file is one
+  // Lines are conversations, in a format of chat::load_format(). PREFIX.loss.bin and .idx then say
+  // of each token whether it is to be learned.
+  std::string chat;
   int64_t workers = 1;
   bool skip_bad = false;
   bool fresh = false;
@@ -42,6 +45,7 @@ struct TokenizeReport {
     std::filesystem::path prefix;
     CorpusMeta meta;
   };
+  int64_t learned_tokens = 0;   // of conversations
   std::vector<Output> outputs;  // one for each key
   int64_t text_bytes = 0;       // unpacked
   int64_t input_bytes = 0;      // as on disk
@@ -56,7 +60,8 @@ struct TokenizeCallbacks {
   std::function<void(const Diagnostic&)> warn;
 };
 
-// PREFIX for one key and for plain text; for several PREFIX_KEY_document, as Megatron names them.
+// PREFIX for one key and for plain text; PREFIX and PREFIX.loss of conversations; for several
+// PREFIX_KEY_document, as Megatron names them.
 std::vector<std::filesystem::path> output_prefixes(const TokenizeOptions& options);
 
 // Throws Error: data.missing, data.unreadable, data.empty, data.compressed; data.line (a bad line,

@@ -65,6 +65,7 @@ std::optional<TokenizeJournal> read_journal(const fs::path& prefix,
     object.at("bad_lines").get_to(journal.bad_lines);
     object.at("blank_lines").get_to(journal.blank_lines);
     object.at("forced_cuts").get_to(journal.forced_cuts);
+    journal.learned_tokens = object.value("learned_tokens", int64_t{0});
     object.at("finishing").get_to(journal.finishing);
     for (const json& output : object.at("outputs")) {
       journal.outputs.push_back({output.at("sequences"), output.at("documents"),
@@ -92,6 +93,7 @@ void write_journal(const fs::path& prefix, const TokenizeJournal& journal) {
                  {"bad_lines", journal.bad_lines},
                  {"blank_lines", journal.blank_lines},
                  {"forced_cuts", journal.forced_cuts},
+                 {"learned_tokens", journal.learned_tokens},
                  {"finishing", journal.finishing},
                  {"outputs", json::array()}};
   for (const auto& output : journal.outputs) {

@@ -25,7 +25,7 @@ struct TokenizeJournal {
   int64_t file = 0, offset = 0, line = 1;  // where to go on; as of UnitCutter::Start
   bool inside_document = false;
   int64_t input_bytes = 0, text_bytes = 0;
-  int64_t bad_lines = 0, blank_lines = 0, forced_cuts = 0;
+  int64_t bad_lines = 0, blank_lines = 0, forced_cuts = 0, learned_tokens = 0;
   std::vector<IndexedDatasetWriter::Position> outputs;
   bool finishing = false;  // all text is in; the files are getting their names
 };

@@ -3,6 +3,7 @@
 // token follows the last sequence of a document that has one.
 #include "runtime/data/unit_encoder.h"
 
+#include <algorithm>
 #include <array>
 #include <new>
 #include <simdjson.h>
@@ -10,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "runtime/data/chat/messages.h"
 
 namespace mtl {
 
@@ -95,6 +97,26 @@ void UnitEncoder::end_document(EncodedTexts& out) {
   open_sequences_ = 0;
 }
 
+void UnitEncoder::add_conversation(const std::vector<chat::Message>& messages, EncodedUnit& out) {
+  const chat::Encoded encoded = options_.chat->encode(messages);
+  const std::vector<int32_t> learn(encoded.learn.begin(), encoded.learn.end());
+  const int64_t learned = std::count(learn.begin(), learn.end(), 1);
+  if (learned == 0) throw Refused{"there is nothing to learn in it: no 'assistant' speaks"};
+  for (size_t k = 0; k < out.keys.size(); ++k) {
+    EncodedTexts& texts = out.keys[k];
+    const std::vector<int32_t>& values = k == 0 ? encoded.ids : learn;
+    const size_t before = texts.tokens.size();
+    const TokenType type = options_.type_of(k);
+    texts.tokens.resize(before + values.size() * static_cast<size_t>(bytes_of(type)));
+    if (!store_tokens(type, values, texts.tokens.data() + before)) {
+      throw Refused{"the tokenizer gives an id outside its own vocabulary"};
+    }
+    texts.lengths.push_back(std::ssize(values));
+    texts.sequence_counts.push_back(1);
+  }
+  out.learned_tokens += learned;
+}
+
 void UnitEncoder::json_line(const char* line, size_t size, EncodedUnit& out) {
   using simdjson::dom::element_type;
   simdjson::dom::element root;
@@ -107,6 +129,7 @@ void UnitEncoder::json_line(const char* line, size_t size, EncodedUnit& out) {
   if (root.get_object().get(object)) {
     throw Refused{is_list(line, size) ? kList : "not a JSON object"};
   }
+  if (options_.chat != nullptr) return add_conversation(chat::messages_of(object), out);
   json_->values.assign(options_.json_keys.size(), {});
   json_->found.assign(options_.json_keys.size(), false);
   std::string known;
@@ -150,7 +173,7 @@ EncodedUnit UnitEncoder::encode(const TextUnit& unit) {
   out.bad = unit.bad;
   out.forced_cuts = unit.forced_cut;
   const bool as_json = unit.kind == TextUnit::Kind::json_lines;
-  out.keys.resize(as_json ? options_.json_keys.size() : 1);
+  out.keys.resize(as_json ? options_.outputs() : 1);
   if (unit.kind == TextUnit::Kind::piece) {
     out.keys[0].lengths.push_back(0);
     try {

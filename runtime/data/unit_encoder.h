@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/data/chat/encoder.h"
 #include "runtime/data/data.h"
 #include "runtime/data/indexed_dataset.h"
 #include "runtime/data/text_units.h"
@@ -19,9 +20,16 @@ struct EncodeOptions {
   std::vector<std::string> json_keys = {"text"};
   bool append_eod = false;  // the tokenizer has one then
   TokenType type = TokenType::u16;
+  // Lines are conversations: two outputs, the tokens and, as u8, whether each is to be learned.
+  const chat::Encoder* chat = nullptr;
+
+  size_t outputs() const { return chat != nullptr ? 2 : json_keys.size(); }
+  TokenType type_of(size_t output) const {
+    return chat != nullptr && output == 1 ? TokenType::u8 : type;
+  }
 };
 
-// The documents of a unit under one key.
+// The documents of a unit for one output.
 struct EncodedTexts {
   std::vector<std::byte> tokens;         // as in the .bin
   std::vector<int64_t> lengths;          // tokens of each sequence
@@ -29,10 +37,11 @@ struct EncodedTexts {
 };
 
 struct EncodedUnit {
-  std::vector<EncodedTexts> keys;  // as the keys of the options; one for plain text
+  std::vector<EncodedTexts> keys;  // as the outputs of the options; one for plain text
   std::vector<BadLine> bad;        // in the order of the lines
   int64_t blank_lines = 0;
   int64_t forced_cuts = 0;
+  int64_t learned_tokens = 0;  // of conversations
 };
 
 class UnitEncoder {
@@ -44,6 +53,7 @@ class UnitEncoder {
  private:
   struct Json;
   void json_line(const char* line, size_t size, EncodedUnit& out);
+  void add_conversation(const std::vector<chat::Message>& messages, EncodedUnit& out);
   void add_text(std::string_view text, EncodedTexts& out, EncodedUnit& unit);
   void add_piece(std::string_view text, TextPart part, EncodedTexts& out);
   void end_document(EncodedTexts& out);

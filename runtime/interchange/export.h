@@ -17,6 +17,9 @@ struct ExportOptions {
   DType dtype = DType::f32;  // f32, bf16, f16
   int64_t max_shard_bytes = 5'000'000'000;
   int tp = 1, pp = 1;  // of the Megatron split
+  // Of a Hugging Face folder, a format of chat::load_format(): the tokenizer gets it as its chat
+  // template, and generation ends where an answer does. Empty: neither.
+  std::string chat = {};
 };
 struct ExportReport {
   std::string kind;  // "LlamaForCausalLM", "Megatron tp 2 pp 1"
@@ -28,7 +31,7 @@ struct ExportReport {
 // A Hugging Face folder: config.json, generation_config.json, model.safetensors (in shards beyond
 // max_shard_bytes) and the tokenizer's files. One tensor, or one expert of it, is in memory at
 // a time. Throws Error:
-// export.family, export.exists, export.write, and what CheckpointReader throws.
+// export.family, export.exists, export.write, data.chat, and what CheckpointReader throws.
 ExportReport export_hf(const ExportOptions& options);
 // model-split.json and a pytorch_model_tp_T_pp_P.safetensors per rank, with the names, fused
 // projections and vocabulary padding of Megatron core. Also export.split: the model does not

@@ -72,9 +72,10 @@ ExportReport export_hf(const ExportOptions& options) {
   }
   const std::vector<ParamRow> table = shard_table(shape, false);
 
+  const HfChat chat = hf_chat(options.chat, source.reader().tokenizer());
   NewFolder folder(options.out);
   const HfTokens tokens =
-      write_hf_tokenizer(source.reader().tokenizer(), shape, folder, report.warnings);
+      write_hf_tokenizer(source.reader().tokenizer(), shape, chat, folder, report.warnings);
   if (const auto warning = older_rotation(shape, options.out)) report.warnings.push_back(*warning);
   if (const auto warning = unscaled_scores(shape)) report.warnings.push_back(*warning);
   folder.write("config.json",
@@ -82,6 +83,11 @@ ExportReport export_hf(const ExportOptions& options) {
   OrderedJson generation = {{"_from_model_config", true}};
   if (tokens.bos) generation["bos_token_id"] = *tokens.bos;
   if (tokens.eos) generation["eos_token_id"] = *tokens.eos;
+  if (chat.end && tokens.eos && *chat.end != *tokens.eos) {
+    generation["eos_token_id"] = {*tokens.eos, *chat.end};
+  } else if (chat.end) {
+    generation["eos_token_id"] = *chat.end;
+  }
   folder.write("generation_config.json", generation.dump(2) + "\n");
 
   const auto shards = into_shards(tensors_of({shape, model.architecture}, table, options.dtype),

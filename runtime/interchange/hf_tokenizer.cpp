@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
+#include "runtime/data/chat/encoder.h"
+#include "runtime/data/chat/jinja.h"
 #include "runtime/data/load_tokenizer.h"
 
 namespace mtl {
@@ -44,7 +46,19 @@ std::unique_ptr<Tokenizer> load_sentencepiece_folder(const fs::path& folder) {
 
 }  // namespace
 
-HfTokens write_hf_tokenizer(const nlohmann::json& json, const ModelShape& shape,
+HfChat hf_chat(const std::string& name, const nlohmann::json& json) {
+  if (name.empty()) return {};
+  const chat::Format format = chat::load_format(name);
+  if (json.is_null()) {
+    throw Error(Exit::data, {.code = "data.chat",
+                             .what = "the checkpoint has no tokenizer, whose chat template it is",
+                             .help = "leave --chat out"});
+  }
+  const std::unique_ptr<Tokenizer> tokenizer = tokenizer_from_json(json);
+  return {chat::jinja_template(format), chat::Encoder(format, *tokenizer).end()};
+}
+
+HfTokens write_hf_tokenizer(const nlohmann::json& json, const ModelShape& shape, const HfChat& chat,
                             const NewFolder& folder, std::vector<Diagnostic>& warnings) {
   HfTokens tokens;
   const auto warn = [&](const std::string& what) {
@@ -84,6 +98,7 @@ HfTokens write_hf_tokenizer(const nlohmann::json& json, const ModelShape& shape,
       if (tokens.bos == token.at("id").get<int64_t>()) name("bos_token", token);
     }
   }
+  if (!chat.text.empty()) config["chat_template"] = chat.text;
   folder.write("tokenizer.json", written.dump(2) + "\n");
   folder.write("tokenizer_config.json", config.dump(2) + "\n");
   folder.write("special_tokens_map.json", special.dump(2) + "\n");

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,10 +16,19 @@
 
 namespace mtl {
 
+// The chat template that a folder gets, and the token that ends an answer by it.
+struct HfChat {
+  std::string text;
+  std::optional<int32_t> end;
+};
+// Empty for an empty name. Throws data.chat, also where the tokenizer lacks the format's tokens.
+HfChat hf_chat(const std::string& format, const nlohmann::json& tokenizer);
+
 // Writes tokenizer.json, tokenizer_config.json and special_tokens_map.json, if the format can hold
 // the tokenizer; else there is a warning export.tokenizer. Returns its special tokens.
 HfTokens write_hf_tokenizer(const nlohmann::json& tokenizer, const ModelShape& shape,
-                            const NewFolder& folder, std::vector<Diagnostic>& warnings);
+                            const HfChat& chat, const NewFolder& folder,
+                            std::vector<Diagnostic>& warnings);
 
 // From a file or folder that `given` names ("bytes" is one too), else from the model's folder; null
 // if there is none. Throws data.tokenizer.

@@ -162,6 +162,13 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   const std::string& sampler = spec.data.sampler;
   check("data.cache", sampler == "megatron" || sampler == "single" || sampler == "cyclic",
         spec.data.cache, built_in.data.cache, "data.sampler has no index to keep");
+  const char* const apart = "data.sampler=best_fit shows each document by itself, and whole";
+  for (const auto& [key, value] :
+       {std::pair("data.reset_positions_at_eod", spec.data.reset_positions_at_eod),
+        std::pair("data.reset_attention_at_eod", spec.data.reset_attention_at_eod),
+        std::pair("data.mask_eod_loss", spec.data.mask_eod_loss)}) {
+    check(key, !spec.data.whole_documents(), value, false, apart);
+  }
   const TrainSpec::Data::Tokenizer& tokenizer = spec.data.tokenizer;
   const bool texts = spec.data.vocab == 0;
   const char* const no_texts = "data.vocab is given, and ids without texts are trained on";

@@ -238,9 +238,9 @@ MemoryNeeds memory_needs(const Plan& plan, const TrainSpec& spec, int stage,
   needs.offload = plan.offload;
   needs.recompute = plan.recompute;
   needs.logits_rows = plan.logits_rows;
-  needs.first_keys = spec.data.reset_attention_at_eod;
+  needs.first_keys = spec.data.resets_attention();
   needs.position_ids =
-      spec.data.reset_positions_at_eod &&
+      spec.data.resets_positions() &&
       (plan.model.position == PositionType::rope ||
        (plan.model.position == PositionType::learned && needs.chunks.front().embedding));
   return needs;

@@ -181,6 +181,9 @@ const std::vector<MegatronOthers>& megatron_refused() {
              "mup-base-head-dim mup-attn-scale-power"),
       others("the loss scale moves", "loss-scale"),
       others("there is no fp4", "fp4-format fp4-recipe fp4-param-gather"),
+      others("conversations become a corpus first (`mtl data tokenize --chat FORMAT`), which "
+             "`data.sampler: best_fit` takes whole",
+             "sft sft-tokenizer-prompt-format"),
       others("data is a corpus, as it is", "mock-data fim-data fim-rate fim-spm-rate"),
       others("that tokenizer is not among those of `data.tokenizer.type`",
              "tokenizer-special-tokens tiktoken-pattern tiktoken-num-special-tokens"),

@@ -76,7 +76,10 @@ Section data_section() {
                            {"cyclic", "the order of `megatron`, permuted again for every round"},
                            {"feistel",
                             "every window once per epoch, permuted without an index in "
-                            "memory"}},
+                            "memory"},
+                           {"best_fit",
+                            "documents whole, as many as fit into a sequence and each seen by "
+                            "itself, once per epoch"}},
                .refused = {{"shuffle", "random", ""}},
                .known_as = {"dataloader_type", "shuffle"}},
               {.key = "data.cache",

@@ -236,7 +236,8 @@ struct TrainSpec {
     int64_t vocab = 0;            // ids of a corpus without a tokenizer; 0 = the tokenizer's
     int64_t eod = -1;             // -1 = the tokenizer's
     std::vector<double> split = {90, 10};  // train, valid, test weights
-    std::string sampler = "random";    // random | sequential | megatron | single | cyclic | feistel
+    // random | sequential | megatron | single | cyclic | feistel | best_fit
+    std::string sampler = "random";
     std::string cache;                 // folder of Megatron's indices; empty = none
     int64_t workers = 1;               // threads that read ahead
     std::string on_change = "refuse";  // refuse | accept: a resumed run whose data is another
@@ -245,6 +246,10 @@ struct TrainSpec {
     bool reset_positions_at_eod = false;
     bool reset_attention_at_eod = false;
     bool mask_eod_loss = false;
+    // Sequences are packed with whole documents, each of which is seen by itself.
+    bool whole_documents() const { return sampler == "best_fit"; }
+    bool resets_positions() const { return reset_positions_at_eod || whole_documents(); }
+    bool resets_attention() const { return reset_attention_at_eod || whole_documents(); }
     struct Tokenizer {
       std::string type = "auto";  // auto | bytes | chars | gpt2-bpe | hf | sentencepiece
       std::string file;           // tokenizer.json, a folder with one, or *.model

@@ -138,6 +138,12 @@ class HfTokenizer : public Tokenizer {
   std::vector<int32_t> encode_with_special(std::string_view text) const override {
     return encode(text, all_, {});
   }
+  std::optional<SpecialToken> special(std::string_view name) const override {
+    for (const AddedToken& token : added_) {
+      if (token.content == name) return SpecialToken{token.id, token.lstrip, token.rstrip};
+    }
+    return std::nullopt;
+  }
 
   std::string decode(std::span<const int32_t> ids) const override {
     std::vector<TokenText> tokens;
@@ -238,7 +244,9 @@ class HfTokenizer : public Tokenizer {
     std::vector<int32_t> ids;
     text = whole_utf8(text, scratch.whole);
     ids.reserve(text.size() / 4 + 16);
-    const Begins begins = in.begins ? Begins::text : Begins::goes_on;
+    const Begins begins = !in.begins        ? Begins::goes_on
+                          : in.behind_token ? Begins::behind
+                                            : Begins::text;
     if (finders.raw.empty()) {
       encode_stretch({text, begins}, in.ends, finders, scratch, ids);
     } else {

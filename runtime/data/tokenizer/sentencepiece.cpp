@@ -95,6 +95,12 @@ class SentencePieceTokenizer : public Tokenizer {
     return encode(space || newline_is_space_ ? with_prefix_ : without_prefix_, text);
   }
 
+  std::optional<SpecialToken> special(std::string_view name) const override {
+    const int id = processor_.PieceToId({name.data(), name.size()});
+    if (!processor_.IsControl(id)) return std::nullopt;
+    return SpecialToken{.id = id};
+  }
+
   std::string decode(std::span<const int32_t> ids) const override {
     std::vector<int> known(ids.begin(), ids.end());
     for (size_t i = 0; i < known.size(); ++i) {

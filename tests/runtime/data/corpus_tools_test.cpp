@@ -52,7 +52,7 @@ TEST_CASE("corpus stats: lengths and frequencies are those of the ids") {
                *make_byte_tokenizer());
   int64_t seen = 0;
   const CorpusStats stats =
-      corpus_stats(IndexedDataset(dir / "x"), 0, 2, [&](int64_t tokens) { seen = tokens; });
+      corpus_stats(open_corpus(dir / "x", false), 0, 2, [&](int64_t tokens) { seen = tokens; });
   CHECK(seen == 9);
   CHECK(stats.documents == 5);
   CHECK(stats.empty_documents == 1);
@@ -65,12 +65,14 @@ TEST_CASE("corpus stats: lengths and frequencies are those of the ids") {
   CHECK(stats.distinct == 4);
   CHECK(stats.most_frequent == std::vector<std::pair<int32_t, int64_t>>{{7, 4}, {0, 3}});
   CHECK(*stats.eod_share == doctest::Approx(3.0 / 9));
-  const CorpusStats empty = corpus_stats(IndexedDataset(kIndexed / "empty"), std::nullopt, 10, {});
+  const CorpusStats empty =
+      corpus_stats(open_corpus(kIndexed / "empty", false), std::nullopt, 10, {});
   CHECK(empty.tokens == 0);
   CHECK(empty.most_frequent.empty());
   CHECK(!empty.eod_share);
   // An id far above any vocabulary does not cost a table of that size.
-  CHECK(corpus_stats(IndexedDataset(kIndexed / "plain_i32"), std::nullopt, 10, {}).distinct == 4);
+  CHECK(corpus_stats(open_corpus(kIndexed / "plain_i32", false), std::nullopt, 10, {}).distinct ==
+        4);
 }
 
 TEST_CASE("corpus verify: the first wrong sequence is named") {

@@ -1,0 +1,15 @@
+// A format as the chat template of a Hugging Face folder, so that transformers and those who serve
+// models write conversations as the model has learned them.
+#pragma once
+
+#include <string>
+
+#include "runtime/data/chat/format.h"
+
+namespace mtl::chat {
+
+// For `chat_template` of tokenizer_config.json: {eod} is the tokenizer's eos_token there. Roles
+// that the format has not end in an exception.
+std::string jinja_template(const Format& format);
+
+}  // namespace mtl::chat
