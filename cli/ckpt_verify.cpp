@@ -24,6 +24,7 @@ Verified verify_one(const std::filesystem::path& dir) {
   try {
     verdict.damage = CheckpointReader(dir).find_damage().all();
   } catch (const Error& error) {
+    if (error.exit() == Exit::environment) throw;  // nothing is known of it
     verdict.damage = error.diagnostics();
   }
   // A run that is under way deletes what its rules do not keep.

@@ -74,8 +74,8 @@ std::vector<CheckpointEntry> list_run(const fs::path& run_dir, const KeepRules& 
     CommitCheck check;
     if (dir.name.is_checkpoint()) check = check_commit(dir.path);
     if (dir.name.is_checkpoint() && check.state == CommitState::missing) continue;  // no folder
-    if (check.state == CommitState::damaged) {
-      entry.status = "damaged";
+    if (check.state == CommitState::damaged || check.state == CommitState::unreadable) {
+      entry.status = check.state == CommitState::damaged ? "damaged" : "unreadable";
       entry.reason = check.reason;
     } else if (check.state == CommitState::committed) {
       try {

@@ -16,7 +16,7 @@ struct CheckpointEntry {
   std::filesystem::path path;
   int64_t step = 0;
   // "committed", "damaged" (the commit marker or the manifest; `mtl ckpt verify` reads all bytes),
-  // "unfinished" (an attempt, or one without its marker)
+  // "unreadable" (as ckpt.unreadable), "unfinished" (an attempt, or one without its marker)
   std::string status;
   std::string reason;  // of what is not committed
   int64_t bytes = 0;   // of its files

@@ -183,7 +183,8 @@ class CheckpointReader {
 
 // The newest committed checkpoint under `checkpoints_dir` ("" if there is none). Uncommitted and
 // damaged ones and attempts at newer ones that were passed over are named in `diagnostics` as
-// warnings (ckpt.incomplete); a directory that cannot be listed is an error (ckpt.unreadable).
+// warnings (ckpt.incomplete); a directory that cannot be listed and a checkpoint that cannot be
+// read (no permission, no descriptors left) are errors (ckpt.unreadable).
 std::filesystem::path newest_checkpoint(const std::filesystem::path& checkpoints_dir,
                                         Diagnostics& diagnostics);
 
@@ -193,7 +194,8 @@ enum class Damaged {
 };
 // As newest_checkpoint, but every byte is verified: a damaged checkpoint is named in a warning, and
 // the one before it is tried. When there are complete ones and none is intact, that is an error
-// (ckpt.none_intact) and nothing is renamed.
+// (ckpt.none_intact) and nothing is renamed. One that cannot be read is not damaged: Error
+// (Exit::environment) ckpt.unreadable.
 std::filesystem::path newest_intact_checkpoint(const std::filesystem::path& checkpoints_dir,
                                                Damaged damaged, Diagnostics& diagnostics);
 

@@ -164,6 +164,7 @@ void prune(const CheckpointAttempt& attempt, const fs::path& dir, const KeepRule
         goes = other.name.step < step;
         break;
       case CommitState::damaged:  // kept: a person may want to save something from it
+      case CommitState::unreadable:
       case CommitState::missing:
         break;
     }

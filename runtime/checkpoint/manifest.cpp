@@ -12,6 +12,7 @@
 #include "runtime/checkpoint/hash.h"
 #include "runtime/checkpoint/rectangles.h"
 #include "runtime/checkpoint/safetensors.h"
+#include "runtime/checkpoint/shard_files.h"
 #include "runtime/checkpoint/strict_json.h"
 
 namespace mtl {
@@ -259,17 +260,21 @@ void check_tiling(const std::vector<ChunkRecord>& chunks, bool complete) {
 }
 
 CommitCheck check_commit(const std::filesystem::path& dir) {
+  CommitCheck check;
   std::error_code error;
-  if (!std::filesystem::is_directory(dir, error)) return {};
+  const bool is_folder = std::filesystem::is_directory(dir, error);
+  if (!is_folder && error != std::errc::permission_denied) return check;
   const auto marker_path = dir / kMarkerName;
-  if (std::filesystem::symlink_status(marker_path, error).type() ==
-      std::filesystem::file_type::not_found) {
-    return {.state = CommitState::uncommitted, .reason = {}, .manifest = {}};
+  if (is_folder && std::filesystem::symlink_status(marker_path, error).type() ==
+                       std::filesystem::file_type::not_found) {
+    check.state = CommitState::uncommitted;
+    return check;
   }
-  CommitCheck check{.state = CommitState::damaged, .reason = {}, .manifest = {}};
+  check.state = CommitState::damaged;
   try {
-    const std::string marker = read_file(marker_path);
-    std::string text = read_file(dir / kManifestName);
+    const std::string marker = read_whole(open_shard(marker_path), marker_path);
+    const auto manifest_path = dir / kManifestName;
+    std::string text = read_whole(open_shard(manifest_path), manifest_path);
     if (marker != hash_text(Xxh3::of(text)) + "\n") {
       check.reason = fmt::format("{} does not hold the XXH3 of {}: one of them is damaged",
                                  kMarkerName, kManifestName);
@@ -277,8 +282,11 @@ CommitCheck check_commit(const std::filesystem::path& dir) {
     }
     check.state = CommitState::committed;
     check.manifest = std::move(text);
-  } catch (const Error& unreadable) {
-    check.reason = unreadable.diagnostics()[0].what;
+  } catch (const Error& failed) {
+    check.reason = failed.diagnostics().front().what;
+    if (failed.exit() != Exit::environment) return check;
+    check.state = CommitState::unreadable;
+    check.unreadable = failed.diagnostics().front();
   }
   return check;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,13 +50,15 @@ void check_tiling(const std::vector<ChunkRecord>& chunks, bool complete);
 enum class CommitState {
   missing,      // no such directory
   uncommitted,  // no COMMITTED
-  damaged,      // COMMITTED or the manifest cannot be read, or they do not belong together
+  damaged,      // COMMITTED or the manifest is damaged, or they do not belong together
+  unreadable,   // whether it is any of these cannot be known: no permission, no descriptors left
   committed,
 };
 struct CommitCheck {
   CommitState state = CommitState::missing;
   std::string reason;    // of `damaged`
   std::string manifest;  // text, of `committed`
+  std::optional<Diagnostic> unreadable = {};
 };
 CommitCheck check_commit(const std::filesystem::path& dir);
 

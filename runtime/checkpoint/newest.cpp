@@ -55,12 +55,14 @@ std::string uncommitted_reason(const StepDir& candidate) {
   return fmt::format("it has no {}, so it was never complete", kMarkerName);
 }
 
-// What is wrong with a committed checkpoint, reading all of it; nothing if it is intact.
+// What is wrong with a committed checkpoint, reading all of it; nothing if it is intact. Throws
+// ckpt.unreadable.
 std::optional<std::string> damage_of(const fs::path& dir) {
   try {
     CheckpointReader(dir).verify();
     return std::nullopt;
   } catch (const Error& error) {
+    if (error.exit() == Exit::environment) throw;
     return error.diagnostics().front().what;
   }
 }
@@ -79,6 +81,10 @@ fs::path newest_checkpoint(const fs::path& checkpoints_dir, Diagnostics& diagnos
     const CommitCheck check = check_candidate(candidate);
     if (check.state == CommitState::committed) return candidate.path;
     if (check.state == CommitState::missing) continue;  // not a directory
+    if (check.state == CommitState::unreadable) {
+      diagnostics.add(*check.unreadable);
+      return {};
+    }
     const bool damaged = check.state == CommitState::damaged;
     passed_over(candidate.path, damaged ? check.reason : uncommitted_reason(candidate),
                 diagnostics);
@@ -93,6 +99,8 @@ fs::path newest_intact_checkpoint(const fs::path& checkpoints_dir, Damaged damag
   for (const StepDir& candidate : list_checkpoints(checkpoints_dir, diagnostics)) {
     const CommitCheck check = check_candidate(candidate);
     if (check.state == CommitState::missing) continue;
+    // One that cannot be read is not passed over: it may be the one to go on from.
+    if (check.state == CommitState::unreadable) throw Error(Exit::environment, *check.unreadable);
     if (check.state == CommitState::uncommitted) {
       passed_over(candidate.path, uncommitted_reason(candidate), diagnostics);
       continue;

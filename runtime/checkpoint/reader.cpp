@@ -198,6 +198,8 @@ CheckpointReader::CheckpointReader(const std::filesystem::path& dir) : dir_(dir)
       fail_data("ckpt.incomplete",
                 fmt::format("{} has no {}: it was never complete", dir.string(), kMarkerName),
                 "use the checkpoint before it");
+    case CommitState::unreadable:
+      throw Error(Exit::environment, *check.unreadable);
     case CommitState::damaged:
       fail_data("ckpt.manifest", fmt::format("{}: {}", dir.string(), check.reason),
                 "use the checkpoint before it");
@@ -237,8 +239,7 @@ std::string CheckpointReader::extra(const std::string& name) const {
                           found->second.bytes),
               "the checkpoint is damaged; use another one");
   }
-  std::string content(static_cast<size_t>(file.bytes), '\0');
-  read_at(file, path, 0, content);
+  const std::string content = read_whole(file, path);
   if (Xxh3::of(content) != found->second.xxh3) {
     fail_data("ckpt.checksum", fmt::format("{} fails its checksum", path.string()),
               "the file was damaged after it was written; use another checkpoint");
@@ -358,6 +359,7 @@ Diagnostics CheckpointReader::find_damage(size_t most) {
     try {
       files_->get(chunk.file);
     } catch (const Error& error) {
+      if (error.exit() == Exit::environment) throw;
       const std::lock_guard lock(mutex);
       if (unusable.insert(chunk.file).second) found.emplace(i, error.diagnostics().front());
       return;
@@ -365,6 +367,7 @@ Diagnostics CheckpointReader::find_damage(size_t most) {
     try {
       files_->stream(chunk, left[i], nowhere, 1, {});
     } catch (const Error& error) {
+      if (error.exit() == Exit::environment) throw;
       const std::lock_guard lock(mutex);
       found.emplace(i, error.diagnostics().front());
     }
@@ -378,6 +381,7 @@ Diagnostics CheckpointReader::find_damage(size_t most) {
     try {
       extra(name);
     } catch (const Error& error) {
+      if (error.exit() == Exit::environment) throw;
       if (count++ < most) damage.add(error.diagnostics().front());
     }
   }

@@ -24,6 +24,20 @@ namespace {
                                      .help = "the checkpoint is damaged; use another one"});
 }
 
+// What the system says when a file is opened or read. Only some of it is about what the file holds:
+// a checkpoint that this user may not read is as good as before.
+[[noreturn]] void fail_read(const std::filesystem::path& path, int error) {
+  for (const int damage : {ENOENT, ENOTDIR, EISDIR, EIO, ELOOP, ENXIO, EBADMSG, EUCLEAN}) {
+    if (error == damage) fail_file(path, std::generic_category().message(error));
+  }
+  throw Error(Exit::environment,
+              Diagnostic{.code = "ckpt.unreadable",
+                         .what = fmt::format("cannot read {}: {}", path.string(),
+                                             std::generic_category().message(error)),
+                         .help = "make it readable for this user (permissions, limits); it may be "
+                                 "as good as ever"});
+}
+
 }  // namespace
 
 OpenShard open_shard(const std::filesystem::path& path, Links links) {
@@ -35,7 +49,7 @@ OpenShard open_shard(const std::filesystem::path& path, Links links) {
   }
   struct stat info = {};
   if (!shard.fd || ::fstat(shard.fd.get(), &info) != 0) {
-    fail_file(path, std::generic_category().message(errno));
+    fail_read(path, errno);
   }
   if (!S_ISREG(info.st_mode)) fail_file(path, "not a regular file");
   shard.bytes = info.st_size;
@@ -47,11 +61,17 @@ void read_at(const OpenShard& shard, const std::filesystem::path& path, int64_t 
   while (!out.empty()) {
     const ssize_t got = ::pread(shard.fd.get(), out.data(), out.size(), offset);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) fail_file(path, std::generic_category().message(errno));
+    if (got < 0) fail_read(path, errno);
     if (got == 0) fail_file(path, fmt::format("ends at byte {}", offset));
     out = out.subspan(static_cast<size_t>(got));
     offset += got;
   }
+}
+
+std::string read_whole(const OpenShard& shard, const std::filesystem::path& path) {
+  std::string content(static_cast<size_t>(shard.bytes), '\0');
+  read_at(shard, path, 0, content);
+  return content;
 }
 
 ShardStart read_shard_start(const std::filesystem::path& path) {

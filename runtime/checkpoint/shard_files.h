@@ -5,13 +5,16 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 
 #include "common/files.h"
 #include "runtime/checkpoint/safetensors.h"
 
 namespace mtl {
 
-// Both throw Error (Exit::data) ckpt.file that names the file.
+// All throw Error that names the file: ckpt.file (Exit::data) where it is damaged or not there, and
+// ckpt.unreadable (Exit::environment) where that cannot be known: no permission, no descriptors
+// left.
 struct OpenShard {
   Fd fd;
   int64_t bytes = 0;
@@ -23,6 +26,7 @@ enum class Links {
 OpenShard open_shard(const std::filesystem::path& path, Links links = Links::follow);
 void read_at(const OpenShard& shard, const std::filesystem::path& path, int64_t offset,
              std::span<char> out);
+std::string read_whole(const OpenShard& shard, const std::filesystem::path& path);
 
 struct ShardStart {
   SafetensorsHeader header;

@@ -3,13 +3,17 @@
 #include <fstream>
 #include <set>
 #include <string>
+#include <unistd.h>
 #include <vector>
+
+#include <sys/fsuid.h>
 
 #include <doctest/doctest.h>
 
 #include "model_fixture.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/manifest.h"
+#include "support/errors.h"
 #include "support/temp_dir.h"
 
 namespace mtl {
@@ -245,6 +249,45 @@ TEST_CASE("intact: when none is, that is an error and nothing is renamed") {
   CHECK(diagnostics.has_errors());
   CHECK(diagnostics.all().back().code == "ckpt.none_intact");
   CHECK(fs::exists(run.checkpoints / "step-00000020"));
+}
+
+// Root may read everything, unless it looks with the eyes of another.
+class AsNobody {
+ public:
+  AsNobody() { ::setfsuid(65534); }
+  ~AsNobody() { ::setfsuid(::geteuid()); }
+};
+
+TEST_CASE("newest: a checkpoint that may not be read is neither damaged nor passed over") {
+  for (const char* unreadable : {"COMMITTED", "manifest.json", "model-r00000.safetensors", ""}) {
+    CAPTURE(unreadable);
+    Run run;
+    fs::permissions(run.dir.path(), fs::perms(0755));
+    run.save_step(5, 0);
+    run.save_step(10, 0);
+    const std::set<std::string> before = run.names();
+    const fs::path path = run.checkpoints / "step-00000010" / unreadable;
+    const fs::perms perms = fs::status(path).permissions();
+    fs::permissions(path, fs::perms::none);
+    {
+      const AsNobody nobody;
+      Diagnostics diagnostics;
+      CHECK(error_of(
+                [&] { newest_intact_checkpoint(run.checkpoints, Damaged::set_aside, diagnostics); },
+                "ckpt.unreadable", Exit::environment)
+                .find("Permission denied") != std::string::npos);
+      CHECK(diagnostics.all().empty());
+      const std::string committed = unreadable;
+      if (committed != "model-r00000.safetensors") {
+        CHECK(newest_checkpoint(run.checkpoints, diagnostics).empty());
+        REQUIRE(diagnostics.all().size() == 1);
+        CHECK(diagnostics.all()[0].code == "ckpt.unreadable");
+      }
+    }
+    fs::permissions(path, perms);
+    CHECK(run.names() == before);
+    CHECK(run.newest().filename() == "step-00000010");
+  }
 }
 
 }  // namespace
