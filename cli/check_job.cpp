@@ -17,6 +17,16 @@ JobOptions check_job(const LaunchGiven& given, const std::vector<std::string>& a
   JobOptions job;
   job.request = resolve_launch(file, given, true, diagnostics);
   diagnostics.throw_if_errors();
+  if (job.request.via == "slurm" || job.request.via == "kubernetes") {
+    const bool slurm = job.request.via == "slurm";
+    throw Error(Exit::usage,
+                {.code = "usage.option",
+                 .what = fmt::format("mtl test starts ranks now, and --via {} makes a job of them",
+                                     job.request.via),
+                 .help = slurm ? "run it within a job: salloc --nodes=2 mtl test"
+                               : "run it in the job: mtl launch --via kubernetes ... mtl test, or "
+                                 "mtl test in a pod"});
+  }
   print_warnings(diagnostics.all());
   job.request.max_restarts = 0;  // what fails is to be seen
   job.version = version();

@@ -92,7 +92,9 @@ NodeLayout layout_here(const LaunchRequest& request, int master_port) {
   layout.num_nodes = member ? request.max_nodes : 1;
   layout.node_rank = member ? request.machine_rank : 0;
   layout.local_ranks = request.local_ranks;
-  layout.world = member ? request.local_ranks * request.max_nodes : request.local_ranks;
+  layout.world = !member             ? request.local_ranks
+                 : request.ranks > 0 ? request.ranks
+                                     : request.local_ranks * request.max_nodes;
   layout.first_rank = layout.node_rank * request.local_ranks;
   layout.master_addr = request.address;
   layout.master_port = master_port;

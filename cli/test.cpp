@@ -18,6 +18,7 @@
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "cli/launch_flags.h"
+#include "cli/launch_slurm.h"
 #include "cli/run_request.h"
 #include "cli/test_report.h"
 #include "common/error.h"
@@ -259,6 +260,9 @@ int command_test(const Arguments& args) {
   line.footnote("Exit code: 0 all is well, 4 the environment, 7 a rank hangs, 1 anything else.");
   if (!line.parse(args)) return 0;
   read_launch_environment(given);
+  // Where srun has started a task for each rank, one on each node starts them all.
+  const StepShare share = share_step(given);
+  if (share.stands_by) return 0;
   if (is_on(given, "dry_run")) {
     throw Error(Exit::usage, Diagnostic{.code = "usage.option",
                                         .what = "mtl test has nothing to show without starting",

@@ -167,8 +167,14 @@ void LaunchResolver::finish_counts() {
     }
     r_.local_ranks = ranks_of_node(r_.local_ranks, hardware, r_.config.use_cpu, diagnostics_);
   }
-  if (r_.local_ranks > 0 && r_.min_nodes == r_.max_nodes) r_.ranks = r_.local_ranks * nodes;
-  r_.config.num_processes = r_.local_ranks > 0 ? r_.local_ranks * nodes : -1;
+  int all = r_.local_ranks > 0 ? r_.local_ranks * nodes : 0;
+  // A step of srun may have more tasks on some nodes than on this one.
+  const std::optional<Surroundings::Task>& task = r_.allocation.task;
+  const bool tasks_are_ranks = task && task->world > task->nodes && task->nodes == nodes &&
+                               per_node_.layer == kSurroundings && !total_.said();
+  if (tasks_are_ranks) all = task->world;
+  if (all > 0 && r_.min_nodes == r_.max_nodes) r_.ranks = all;
+  r_.config.num_processes = all > 0 ? all : -1;
 }
 
 bool LaunchResolver::hosts_have_slots() const {

@@ -46,7 +46,10 @@ void settings_of_step(LaunchGiven& given, Diagnostics& diagnostics) {
                                said->second.origin, text)});
       break;
     }
-    set(given, "nproc_per_node", std::to_string(task.local_world), by);
+  }
+  // Where one node has several tasks, a task is a rank on all of them.
+  if (task.world > task.nodes) {
+    set(given, "nproc_per_node", std::to_string(std::max(1, task.local_world)), by);
   }
   if (task.nodes <= 1) return;
   set(given, "num_machines", std::to_string(task.nodes), by);

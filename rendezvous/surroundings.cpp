@@ -134,11 +134,15 @@ void SurroundingsReader::master() {
 // A script that exports RANK=$SLURM_PROCID before srun gives every task rank 0.
 void SurroundingsReader::check_against_others() {
   const auto other = [&](const std::optional<Task>& task, const char* whose, const char* rank) {
-    if (!task || task->world != out_.task->world || task->rank == out_.task->rank) return;
+    // A task may start several ranks by hand, but never fewer than one.
+    const bool too_few = task && task->world > out_.task->world;
+    const bool other_rank =
+        task && task->world == out_.task->world && task->rank != out_.task->rank;
+    if (!too_few && !other_rank) return;
     fail(fmt::format("RANK={} of WORLD_SIZE={}, but this is rank {} of {} that {} has started "
                      "({}): RANK is the same in several of them",
                      out_.task->rank, out_.task->world, task->rank, task->world, whose, rank),
-         fmt::format("do not export RANK; {} says it", whose));
+         fmt::format("unset RANK and WORLD_SIZE, or do not export them; {} says it", whose));
   };
   const Task own = *out_.task;
   const Names names = names_;

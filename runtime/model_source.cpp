@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <tuple>
 
 #include <fmt/format.h>
@@ -9,10 +10,12 @@
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/strict_json.h"
 #include "runtime/find_run.h"
 #include "runtime/interchange/hf_config.h"
 #include "runtime/recipes.h"
+#include "runtime/run_data.h"
 #include "runtime/spec/train_spec.h"
 
 namespace mtl {
@@ -40,31 +43,60 @@ ModelSource of_hf_config(const fs::path& path) {
 }
 
 ModelSource of_spec(const TrainSpec& spec, std::string words, int64_t vocab) {
-  const int64_t ids = vocab > 0 ? vocab : vocab_of(spec);
-  if (ids <= 0) {
+  if (vocab <= 0) {
     throw Error(Exit::config,
                 {.code = "estimate.vocab",
                  .what = fmt::format("{} does not say how many token ids there are", words),
                  .help = "say it: --vocab 50257 (data.vocab in a train.yaml)"});
   }
-  return {std::move(words), model_shape(spec, ids), {}};
+  return {std::move(words), model_shape(spec, vocab), {}};
+}
+
+ResolvedSpec read_spec(const fs::path& path) {
+  Diagnostics diagnostics;
+  ResolvedSpec resolved = load_spec({.train_yaml = path.string()}, diagnostics);
+  diagnostics.throw_if_errors();
+  return resolved;
+}
+
+// The ids of a train.yaml's own tokenizer, which may depend on its text; 0 = the data does not say.
+int64_t vocab_of_data(const ResolvedSpec& resolved) {
+  Diagnostics diagnostics;
+  const RunData data = load_run_data(resolved, diagnostics);
+  return !diagnostics.has_errors() && data.tokenizer ? data.tokenizer->vocab_size() : 0;
 }
 
 ModelSource of_train_yaml(const fs::path& path, int64_t vocab) {
-  Diagnostics diagnostics;
-  const ResolvedSpec resolved = load_spec({.train_yaml = path.string()}, diagnostics);
-  diagnostics.throw_if_errors();
-  return of_spec(resolved.spec, path.string(), vocab);
+  const ResolvedSpec resolved = read_spec(path);
+  const TrainSpec& spec = resolved.spec;
+  if (vocab <= 0 && spec.data.tokenizer.type != "chars") vocab = vocab_of(spec);
+  if (vocab <= 0) vocab = vocab_of_data(resolved);
+  return of_spec(spec, path.string(), vocab);
 }
 
-// resolved.yaml of the run that is meant: a run directory, or runs/NAME. "" if there is none.
-fs::path settings_of_run(const std::string& model) {
+// Of a run directory, runs/NAME or the name alone: as its settings and its tokenizer say, of one
+// that was imported as its checkpoint does. Nothing if there is none.
+std::optional<ModelSource> of_run(const std::string& model, int64_t vocab) {
+  fs::path run;
   try {
-    const fs::path resolved = find_run(model) / "resolved.yaml";
-    return fs::exists(resolved) ? resolved : fs::path();
+    run = find_run(model);
   } catch (const Error&) {
-    return {};
+    return std::nullopt;
   }
+  const fs::path settings = run / "resolved.yaml", tokenizer = run / "tokenizer.json";
+  std::error_code ignored;
+  if (fs::exists(settings, ignored)) {
+    const ResolvedSpec resolved = read_spec(settings);
+    if (vocab <= 0) vocab = resolved.spec.data.vocab;
+    if (vocab <= 0 && fs::exists(tokenizer, ignored)) {
+      vocab = tokenizer_from_json(nlohmann::json::parse(read_file(tokenizer), nullptr, false))
+                  ->vocab_size();
+    }
+    return of_spec(resolved.spec, settings.string(), vocab);
+  }
+  const fs::path checkpoint = find_intact_checkpoint(run);
+  const CheckpointReader reader(checkpoint);
+  return ModelSource{checkpoint.string(), model_shape_from_json(reader.state().at("model")), {}};
 }
 
 }  // namespace
@@ -75,22 +107,28 @@ ModelSource read_model_source(const std::string& model, int64_t vocab) {
   const fs::path path = model;
   if (fs::is_directory(path, ignored)) {
     const fs::path config = path / "config.json";
-    if (!fs::exists(config, ignored)) {
-      const fs::path resolved = settings_of_run(model);
-      if (!resolved.empty()) return of_train_yaml(resolved, vocab);
+    std::optional<ModelSource> run;
+    if (!fs::exists(config, ignored)) run = of_run(model, vocab);
+    if (run) {
+      source = *std::move(run);
+    } else if (fs::exists(config, ignored)) {
+      source = of_hf_config(config);
+    } else {
       throw Error(Exit::usage,
                   {.code = "estimate.model",
                    .what = fmt::format("{} has no config.json", model),
                    .help = "give a Hugging Face folder, a config.json, a train.yaml, a "
                            "run or a recipe"});
     }
-    source = of_hf_config(config);
   } else if (fs::exists(path, ignored)) {
     if (path.extension() != ".json") return of_train_yaml(path, vocab);
     source = of_hf_config(path);
   } else if (is_recipe(model)) {
     const Recipe recipe = find_recipe(model);
-    return of_spec(recipe.resolved.spec, fmt::format("recipe {}", model), vocab);
+    return of_spec(recipe.resolved.spec, fmt::format("recipe {}", model),
+                   vocab > 0 ? vocab : vocab_of(recipe.resolved.spec));
+  } else if (std::optional<ModelSource> run = of_run(model, vocab)) {
+    source = *std::move(run);
   } else {
     std::vector<std::string> names;
     for (const RecipeFile& file : recipe_files()) names.emplace_back(file.name);
@@ -98,7 +136,7 @@ ModelSource read_model_source(const std::string& model, int64_t vocab) {
     throw Error(
         Exit::usage,
         {.code = "estimate.model",
-         .what = fmt::format("'{}' is neither a file, a folder, nor a recipe", model),
+         .what = fmt::format("'{}' is neither a file, a folder, a run, nor a recipe", model),
          .notes = {"nothing is fetched from the network"},
          .help = guess ? fmt::format("did you mean {}?", *guess)
                        : "give a config.json, a train.yaml, a recipe (mtl recipes ls), or sizes: "

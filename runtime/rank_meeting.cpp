@@ -62,23 +62,6 @@ std::unique_ptr<StoreServer> serve(const RankMeetingOptions& options, const std:
   }
 }
 
-// The token is in it: readable for the user alone from its first instant.
-void leave_word(const fs::path& path, const std::string& text) {
-  const fs::path draft = fmt::format("{}.{}", path.string(), getpid());
-  const Fd out(open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  const bool written =
-      out && write(out.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
-      fsync(out.get()) == 0 && rename(draft.c_str(), path.c_str()) == 0;
-  if (written) return;
-  const int error = errno;
-  unlink(draft.c_str());
-  throw Error(Exit::environment,
-              {.code = "worker.meeting",
-               .what = fmt::format("{} cannot be written: {}", path.string(),
-                                   std::generic_category().message(error)),
-               .help = "the ranks meet there: give a folder that all of them can write"});
-}
-
 nlohmann::json said(const MeetingWord& word) {
   return {{"run_dir", word.run_dir}, {"fence", word.fence}, {"complete", word.complete}};
 }
@@ -155,6 +138,40 @@ std::unique_ptr<Store> try_to_join(const RankMeetingOptions& options, const fs::
   return nullptr;
 }
 
+// The token is in it: readable for the user alone from its first instant. One that is there is that
+// of a start whose rank 0 has gone, or of one that is waiting for its ranks, which nobody disturbs.
+void leave_word(const RankMeetingOptions& options, const fs::path& path, const std::string& text) {
+  const fs::path draft = fmt::format("{}.{}", path.string(), getpid());
+  const Fd out(open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  bool left = out &&
+              write(out.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
+              fsync(out.get()) == 0;
+  bool taken = false;
+  if (left && link(draft.c_str(), path.c_str()) != 0) {
+    RankMeeting other;
+    std::string why;
+    taken = errno == EEXIST && try_to_join(options, path, other, why) != nullptr;
+    // Also on file systems without links.
+    left = !taken && rename(draft.c_str(), path.c_str()) == 0;
+  }
+  const int error = errno;
+  unlink(draft.c_str());
+  if (taken) {
+    throw Error(
+        Exit::environment,
+        {.code = "worker.meeting",
+         .what = fmt::format("rank 0 of another start waits for its ranks: {}", path.string()),
+         .help = "wait until it has begun, or stop it; runs of their own have names of their "
+                 "own: run.name=NAME"});
+  }
+  if (left) return;
+  throw Error(Exit::environment,
+              {.code = "worker.meeting",
+               .what = fmt::format("{} cannot be written: {}", path.string(),
+                                   std::generic_category().message(error)),
+               .help = "the ranks meet there: give a folder that all of them can write"});
+}
+
 [[noreturn]] void nobody_there(const RankMeetingOptions& options, const fs::path& path,
                                const std::string& why) {
   throw Error(Exit::environment,
@@ -184,10 +201,11 @@ RankMeeting meet_ranks(const RankMeetingOptions& options) {
       if (!options.address.empty()) addresses.insert(addresses.begin(), options.address);
     }
     if (options.one_host) meeting.own_address = "127.0.0.1";
-    leave_word(path, nlohmann::json{{"addresses", addresses},
-                                    {"port", meeting.server->port()},
-                                    {"token", meeting.token}}
-                         .dump());
+    leave_word(
+        options, path,
+        nlohmann::json{
+            {"addresses", addresses}, {"port", meeting.server->port()}, {"token", meeting.token}}
+            .dump());
     try {
       meeting.store = connect_store({.address = "127.0.0.1",
                                      .port = meeting.server->port(),

@@ -165,10 +165,13 @@ class Loader {
       return true;
     } else if (format != "text") {
       if (failed_) return false;
+      const bool chars = type == "chars";
       fail("data.tokenizer",
-           fmt::format("'{}' holds token ids and does not say which tokenizer made them",
-                       train.front().path),
-           "give data.tokenizer.type, or how many ids there are: data.vocab=50257");
+           fmt::format("'{}' holds token ids and {}", train.front().path,
+                       chars ? "no text, of whose characters data.tokenizer.type=chars is made"
+                             : "does not say which tokenizer made them"),
+           chars ? "data.tokenizer.type=auto takes the corpus's own"
+                 : "give data.tokenizer.type, or how many ids there are: data.vocab=50257");
       return false;
     } else if (train.size() > 1) {
       fail("data.tokenizer",

@@ -74,6 +74,18 @@ std::vector<DataDifference> data_differences(const nlohmann::json& here,
     return list;
   };
   const nlohmann::json mine = of(here, "train"), theirs = of(checkpoint, "train");
+  // With a corpus of its own to evaluate on, all of the other is trained on.
+  const bool valid_here = !of(here, "valid").empty(),
+             valid_there = !of(checkpoint, "valid").empty();
+  const auto split_of = [](const nlohmann::json& json, bool own_valid) {
+    const nlohmann::json split = json.value("split", nlohmann::json::array());
+    const bool whole = own_valid || split.size() < 2 ||
+                       std::all_of(split.begin() + 1, split.end(),
+                                   [](const nlohmann::json& weight) { return weight == 0; });
+    return whole ? nlohmann::json::array({1}) : split;
+  };
+  const nlohmann::json split = split_of(here, valid_here);
+  const nlohmann::json split_there = split_of(checkpoint, valid_there);
   differ("data.train", "the number of sources in data.train", mine.size(), theirs.size());
   for (size_t i = 0; i < std::min(mine.size(), theirs.size()); ++i) {
     const std::string source =
@@ -82,9 +94,8 @@ std::vector<DataDifference> data_differences(const nlohmann::json& here,
     const auto tokens = [i](const nlohmann::json& sources) {
       return sources[i].value("tokens", int64_t{0});
     };
-    const bool by_split =
-        mine[i].value("format", "") == "text" && tokens(mine) == tokens(theirs) &&
-        here.value("split", nlohmann::json()) != checkpoint.value("split", nlohmann::json());
+    const bool by_split = mine[i].value("format", "") == "text" && tokens(mine) == tokens(theirs) &&
+                          split != split_there;
     // A corpus may be moved; what counts is what it holds.
     if (!by_split && mine[i].value("hash", "") != theirs[i].value("hash", "")) {
       differences.push_back(
@@ -97,8 +108,17 @@ std::vector<DataDifference> data_differences(const nlohmann::json& here,
     differ("data.train", "the weight of " + source, mine[i].value("weight", 0.0),
            theirs[i].value("weight", 0.0));
   }
+  if (split != split_there && valid_here != valid_there) {
+    differences.push_back(
+        {"data.valid",
+         fmt::format(
+             "data.valid is {} here, and was {} in the checkpoint: with it all of data.train "
+             "is trained on, and without it the part that data.split says",
+             valid_here ? "given" : "not given", valid_there ? "given" : "not given")});
+  } else {
+    differ("data.split", "data.split", split, split_there);
+  }
   for (const auto& [field, key] : std::vector<std::pair<const char*, const char*>>{
-           {"split", "data.split"},
            {"sampler", "data.sampler"},
            {"seq_len", "train.seq_len"},
            {"reset_positions_at_eod", "data.reset_positions_at_eod"},

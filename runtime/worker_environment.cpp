@@ -75,6 +75,10 @@ void take_place(const Surroundings& around, WorkerEnvironment& own) {
   }
   own.start = fmt::format("{}-{}.{}.{}-{}", launcher_name(around.launcher), around.job_id,
                           around.step_id, around.restarts, own.world);
+  // Where its launcher has no number for a start, the port of its ranks tells it from others.
+  if (around.master_port > 0) {
+    own.start += fmt::format("-{}.{}", around.master_address, around.master_port);
+  }
   own.foreign_address = environment_text("MASTER_ADDR", "");
 }
 

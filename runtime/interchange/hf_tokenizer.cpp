@@ -105,6 +105,22 @@ HfTokens write_hf_tokenizer(const nlohmann::json& json, const ModelShape& shape,
   return tokens;
 }
 
+std::vector<int64_t> hf_ends(const fs::path& folder) {
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    std::error_code ignored;
+    if (!fs::exists(folder / name, ignored)) continue;
+    const nlohmann::json config = nlohmann::json::parse(read_file(folder / name), nullptr, false);
+    if (!config.is_object() || !config.contains("eos_token_id")) continue;
+    const nlohmann::json& said = config.at("eos_token_id");
+    std::vector<int64_t> ids;
+    for (const nlohmann::json& id : said.is_array() ? said : nlohmann::json::array({said})) {
+      if (id.is_number_integer()) ids.push_back(id.get<int64_t>());
+    }
+    return ids;
+  }
+  return {};
+}
+
 std::unique_ptr<Tokenizer> find_tokenizer(const fs::path& folder, const std::string& given) {
   if (given == "bytes") return make_byte_tokenizer();
   const auto from_folder = [](const fs::path& dir) -> std::unique_ptr<Tokenizer> {

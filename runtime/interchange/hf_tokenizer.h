@@ -30,6 +30,10 @@ HfTokens write_hf_tokenizer(const nlohmann::json& tokenizer, const ModelShape& s
                             const HfChat& chat, const NewFolder& folder,
                             std::vector<Diagnostic>& warnings);
 
+// The ids at which transformers ends a text of the folder's model: generation_config.json's, else
+// config.json's; none where neither says it.
+std::vector<int64_t> hf_ends(const std::filesystem::path& folder);
+
 // From a file or folder that `given` names ("bytes" is one too), else from the model's folder; null
 // if there is none. Throws data.tokenizer.
 std::unique_ptr<Tokenizer> find_tokenizer(const std::filesystem::path& folder,

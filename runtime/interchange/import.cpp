@@ -193,6 +193,22 @@ ImportReport import_model(const ImportOptions& options) {
     set_vocab(shape, tokenizer->vocab_size());
   }
 
+  if (tokenizer != nullptr && options.tokenizer.empty()) {
+    std::vector<int64_t> ends = hf_ends(options.source);
+    const std::optional<int32_t> eod = tokenizer->eod();
+    if (eod) std::erase(ends, *eod);
+    if (!ends.empty()) {
+      report.warnings.push_back(
+          {.code = "import.ends",
+           .what = fmt::format("transformers also ends a text at id {}, and mtl at {} alone",
+                               fmt::join(ends, ", "),
+                               eod ? fmt::format("the tokenizer's {}", *eod) : "its length"),
+           .help = "of a model that answers, mtl generate --chat FORMAT ends there, and mtl ckpt "
+                   "export --chat FORMAT says so in generation_config.json",
+           .severity = Diagnostic::Severity::warning});
+    }
+  }
+
   NewFolder folder(options.out);
   const std::vector<ParamRow> table = shard_table(shape, false);
   std::vector<CheckpointTensor> tensors;

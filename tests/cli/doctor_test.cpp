@@ -222,6 +222,17 @@ TEST_CASE("mtl estimate-memory reads a config.json, a recipe, a train.yaml and s
     CHECK(Json::parse(of_run.out)["dtypes"] == recipe["dtypes"]);
   }
   CHECK(shell.mtl({"estimate-memory", "runs"}).code == 2);
+  // A vocabulary that its text or its tokenizer decides.
+  shell.write("tiny.txt", "abcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabc");
+  shell.write("tiny.yaml",
+              "model: {layers: 1, hidden: 16, heads: 2}\n"
+              "data: {train: tiny.txt, tokenizer: {type: chars}}\n"
+              "train: {steps: 1, seq_len: 4, global_batch: 1}\nrun: {name: tiny}\n");
+  REQUIRE(shell.mtl({"launch", "tiny.yaml"}).code == 0);
+  const Json settings = Json::parse(shell.mtl({"estimate-memory", "tiny.yaml", "--json"}).out);
+  CHECK(settings["parameters"] == 3424);
+  CHECK(Json::parse(shell.mtl({"estimate-memory", "tiny", "--json"}).out)["parameters"] ==
+        settings["parameters"]);
   const std::string words =
       shell.mtl({"estimate-memory", "llama3-8b", "--gpus", "1024"}, {{"COLUMNS", "80"}}).out;
   CHECK(has(words, "ZeRO 3"));

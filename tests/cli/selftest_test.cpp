@@ -222,6 +222,14 @@ TEST_CASE("mtl test: what keeps a job from starting is said as mtl launch says i
   const Outcome usage = test_setup({"train.yaml"});
   CHECK(usage.code == 2);
   CHECK(has(usage.err, "error[usage.extra]: mtl test does not take 'train.yaml'"));
+  // What becomes a job of a scheduler's has no ranks yet.
+  for (const char* via : {"slurm", "kubernetes"}) {
+    const Outcome later = test_setup(
+        {"--via", via, "--nproc_per_node", "1", "--num_machines", "2", "--kubernetes_image", "a"});
+    CHECK(later.code == 2);
+  }
+  const Outcome job = test_setup({"--via", "slurm", "--nproc_per_node", "1"});
+  CHECK(has(job.err, "mtl test starts ranks now, and --via slurm makes a job of them"));
   const Outcome threads = Shell().mtl({"selftest"}, {{"MTL_RANK_THREADS", "2"}});
   CHECK(threads.code == 4);
   CHECK(has(threads.err, "does not know ranks in threads"));

@@ -70,6 +70,26 @@ TEST_CASE("ranks by hand meet in a run directory") {
   CHECK(losses_below(shell.dir() / "hand/tiny") == losses_of_launch(shell));
 }
 
+TEST_CASE("a second start by hand leaves the first one its ranks") {
+  const Shell shell;
+  write_recipe(shell, 10);
+  const auto rank = [&](const char* number) {
+    return shell.start(
+        {MTL_PROGRAM, "worker", "train.yaml", "run.dir=hand"},
+        {{"WORLD_SIZE", "2"}, {"OMP_NUM_THREADS", "1"}, {"RANK", number}, {"LOCAL_RANK", number}});
+  };
+  const pid_t first = rank("0");
+  wait_until([&] {
+    return fs::exists(shell.dir() / "hand/tiny") && word_left(shell.dir() / "hand/tiny");
+  });
+  const Outcome second = shell.finish(rank("0"));
+  CHECK(second.code == 4);
+  CHECK(has(second.err, "rank 0 of another start waits for its ranks"));
+  CHECK(word_left(shell.dir() / "hand/tiny"));
+  CHECK(shell.finish(rank("1")).code == 0);
+  CHECK(shell.finish(first).code == 0);
+}
+
 TEST_CASE("ranks of another launcher that are stopped before their first step leave it said") {
   const Shell shell;
   write_recipe(shell, 10);

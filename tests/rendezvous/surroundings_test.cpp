@@ -406,6 +406,12 @@ TEST_CASE("what contradicts itself is an error") {
         "RANK is the same in several of them");
   CHECK(wrong(with(kStep, {{"RANK", "3"}, {"WORLD_SIZE", "4"}})) == "nothing");
   CHECK(wrong(with(kOpenMpi, {{"RANK", "0"}, {"WORLD_SIZE", "4"}})).starts_with("RANK=0 of"));
+  // Left over from something else: each of them would train by itself.
+  CHECK(wrong(with(kStep, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}))
+            .starts_with("RANK=0 of WORLD_SIZE=1"));
+  CHECK(wrong(with(kOpenMpi, {{"RANK", "0"}, {"WORLD_SIZE", "2"}})).starts_with("RANK=0 of"));
+  // A task that starts several by hand.
+  CHECK(wrong(with(kStep, {{"RANK", "5"}, {"WORLD_SIZE", "16"}})) == "nothing");
 }
 
 TEST_CASE("ports of jobs") {

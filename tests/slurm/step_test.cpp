@@ -51,6 +51,26 @@ TEST_CASE("two tasks of srun on every node are two ranks") {
   CHECK(is_quiet(slurm));
 }
 
+TEST_CASE("tasks of srun are ranks, also where nodes have more and fewer of them") {
+  const Slurm slurm(3);
+  write_text(slurm, "corpus.txt", fox_text());
+  write_text(slurm, "train.yaml",
+             "model: {layers: 1, hidden: 16, heads: 2}\n"
+             "train: {steps: 2, seq_len: 16, global_batch: 9}\n"
+             "data: {train: corpus.txt}\n"
+             "run: {name: uneven}\n");
+  const CommandEnd end =
+      slurm.run({"srun", "-n", "3", "-N", "2", kMtl, "launch", "--cpu", "train.yaml"});
+  CAPTURE(end.err);
+  CHECK(end.code == 0);
+  CHECK((end.out + end.err).find("3 processes = 3 data") != std::string::npos);
+  const CommandEnd test =
+      slurm.run({"srun", "-n", "3", "-N", "2", kMtl, "test", "--cpu", "--until", "spawn"});
+  CAPTURE(test.err);
+  CHECK(test.code == 0);
+  CHECK(is_quiet(slurm));
+}
+
 TEST_CASE("a port that somebody else has is not where the nodes meet") {
   const Slurm slurm(2);
   write_text(slurm, "show.sh", kShow);

@@ -266,6 +266,12 @@ TEST_CASE("run data: a resumed run names each difference") {
   CHECK(keys(changed) == "");
   changed.spec.data.split = {80, 20};
   CHECK(keys(changed).find("data.split") != std::string::npos);
+  // With data to evaluate on, all of what is trained on, unless it was that before.
+  changed = resolved;
+  changed.spec.data.valid = b;
+  CHECK(keys(changed) == "data.valid ");
+  changed.spec.data.split = {80, 20};
+  CHECK(keys(changed) == "data.valid ");
   changed = resolved;
   changed.spec.data.train_list[0].weight = 0.25;
   CHECK(keys(changed) == "data.train ");
@@ -290,6 +296,33 @@ TEST_CASE("run data: a resumed run names each difference") {
   CHECK(keys(changed) == "");
   write_corpus(dir.path() / "a", 200, 1);
   CHECK(keys(resolved) == "data.train ");
+}
+
+TEST_CASE("run data: a text that is trained on whole from now on is still the same text") {
+  const TempDir dir;
+  std::ofstream(dir.path() / "a.txt") << std::string(600, 'x') << std::string(400, 'y');
+  std::ofstream(dir.path() / "b.txt") << std::string(100, 'z');
+  ResolvedSpec resolved = spec_of((dir.path() / "a.txt").string());
+  resolved.spec.data.vocab = 0;
+  const nlohmann::json before = load(resolved, 10).identity();
+  resolved.spec.data.valid = (dir.path() / "b.txt").string();
+  const auto differences = data_differences(load(resolved, 10).identity(), before);
+  REQUIRE(differences.size() == 1);
+  CHECK(differences[0].key == "data.valid");
+  // What was trained on whole stays so, however it is said.
+  ResolvedSpec whole = resolved;
+  whole.spec.data.valid.clear();
+  whole.spec.data.split = {100, 0};
+  CHECK(data_differences(load(whole, 10).identity(), load(resolved, 10).identity()).empty());
+}
+
+TEST_CASE("run data: a corpus has no characters to make a vocabulary of") {
+  const TempDir dir;
+  write_corpus(dir.path() / "a", 40, 0);
+  ResolvedSpec resolved = spec_of((dir.path() / "a").string());
+  resolved.spec.data.vocab = 0;
+  resolved.spec.data.tokenizer.type = "chars";
+  CHECK(refusal(resolved).find("no text, of whose characters") != std::string::npos);
 }
 
 // Of the samples [0, count): their inputs.

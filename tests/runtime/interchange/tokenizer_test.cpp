@@ -86,6 +86,21 @@ TEST_CASE("a model goes out and comes back with its tokenizer and generates the 
   CHECK(yaml.find("from: \"" + (scratch / "back").string() + "\"") != std::string::npos);
 }
 
+TEST_CASE("ends of texts that mtl does not know are said") {
+  const Scratch scratch;
+  export_hf({.checkpoint = make_checkpoint(scratch / "run", 256), .out = scratch / "hf"});
+  const auto warned = [&](const std::string& generation, const std::string& out) {
+    std::ofstream(scratch / "hf/generation_config.json") << generation;
+    const ImportReport imported =
+        import_model({.source = scratch / "hf", .out = scratch / out, .tokenizer = {}});
+    return imported.warnings.empty() ? std::string() : imported.warnings[0].what;
+  };
+  CHECK(warned("{}", "none").empty());
+  CHECK(warned(R"({"eos_token_id": [7, 9]})", "two") ==
+        "transformers also ends a text at id 7, 9, and mtl at its length alone");
+  CHECK(warned(R"({"eos_token_id": 7})", "one").find("at id 7,") != std::string::npos);
+}
+
 TEST_CASE("rows of the vocabulary without tokens are cut and tokens without rows refused") {
   const Scratch scratch;
   const fs::path checkpoint = make_checkpoint(scratch / "run", 300);
