@@ -160,8 +160,7 @@ DataFacts facts_of(const CheckedRun& run) {
   DataFacts facts{.vocab = 256, .sequences = 1};
   if (run.corpus.tokenizer == nullptr) return facts;
   facts.vocab = run.corpus.tokenizer->vocab_size();
-  const int64_t seq_len = run.resolved.spec.train.seq_len;
-  if (seq_len > 0) facts.sequences = (run.corpus.train_tokens - 1) / seq_len;
+  facts.sequences = run.corpus.train_sequences;
   return facts;
 }
 

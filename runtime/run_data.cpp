@@ -93,6 +93,10 @@ class Loader {
     for (const RunData::Source& source : run_.sources) {
       if (source.train) run_.train_tokens += source.train->tokens();
       if (source.valid) run_.valid_tokens += source.valid->tokens();
+      if (source.train_packing) run_.train_sequences += source.train_packing->sequences();
+    }
+    if (!data.whole_documents() && spec_.train.seq_len > 0) {
+      run_.train_sequences = (run_.train_tokens - 1) / spec_.train.seq_len;
     }
     return std::move(run_);
   }
@@ -243,13 +247,7 @@ class Loader {
       if (source.train && source.format != "text") look_into(*source.train);
       if (whole) source.valid = std::exchange(source.train, nullptr);
       const bool whole_documents = spec_.data.whole_documents();
-      if (whole_documents && source.format != "megatron") {
-        fail("data.documents",
-             fmt::format("data.sampler=best_fit takes documents whole, and '{}' is one row of {}",
-                         source.path, source.format == "text" ? "text" : "tokens"),
-             "make a corpus with documents of it: mtl data tokenize; or use another data.sampler");
-        return;
-      }
+      if (whole_documents) pack_documents(source, spec_.train.seq_len);
       if (!whole_documents && source.train && source.train->tokens() <= spec_.train.seq_len) {
         fail("data.too_short",
              fmt::format("'{}' has {} tokens to train on, and train.seq_len {} needs at least {}",

@@ -9,6 +9,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "common/error.h"
+#include "runtime/data/best_fit.h"
 #include "runtime/data/documents.h"
 #include "runtime/data/samples.h"
 #include "runtime/spec/train_spec.h"
@@ -19,6 +20,7 @@ struct RunData {
   std::shared_ptr<const Tokenizer> tokenizer;
   std::optional<int32_t> eod;  // the token that ends a document
   int64_t train_tokens = 0, valid_tokens = 0;
+  int64_t train_sequences = 0;  // of one epoch
   // From order_samples() on. `valid` has nothing (size 0) if there is nothing to evaluate on.
   std::shared_ptr<const Samples> train, valid;
   // The same samples as `valid` by the sets that data.valid names, if it names any.
@@ -34,8 +36,10 @@ struct RunData {
     double weight = 0;
     std::string set = {};  // of data.valid, by its name
     std::shared_ptr<const Documents> train, valid;
-    std::vector<std::string> files;          // whose content tells it from another
-    std::shared_ptr<const TokenSource> row;  // instead: all of what is told by its tokens
+    // Where documents are taken whole: how they fill sequences.
+    std::shared_ptr<const BestFitOrder> train_packing = {}, valid_packing = {};
+    std::vector<std::string> files = {};          // whose content tells it from another
+    std::shared_ptr<const TokenSource> row = {};  // instead: all of what is told by its tokens
   };
   std::vector<Source> sources;
 
@@ -51,6 +55,9 @@ struct RunData {
 // Opens and splits what data.* names and finds its tokenizer. Adds data.* to `diagnostics` and
 // returns what is not usable then.
 RunData load_run_data(const ResolvedSpec& resolved, Diagnostics& diagnostics);
+// Fills sequences with the documents of a source (data.sampler=best_fit). Throws as
+// best_fit_order(), and Error (Exit::data) data.documents where it has none.
+void pack_documents(RunData::Source& source, int64_t seq_len);
 // Puts the samples in order for a run of `samples` sequences; adds what is wrong to `diagnostics`.
 // `before`: the identity of the data of the checkpoint that the run goes on from, or nothing. An
 // order that follows from a run's length stays what it was then, also if the length is another now;

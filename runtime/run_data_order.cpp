@@ -81,8 +81,8 @@ class Orderer {
     std::vector<std::unique_ptr<Samples>> all;
     for (const RunData::Source& source : data_.sources) {
       if (!set.empty() && source.set != set) continue;
-      if (source.valid && spec_.data.whole_documents()) {
-        all.push_back(whole(source, source.valid, std::nullopt));
+      if (source.valid_packing) {
+        all.push_back(whole(source, source.valid, source.valid_packing, std::nullopt));
         continue;
       }
       if (!source.valid || source.valid->tokens() <= spec_.train.seq_len) continue;
@@ -109,7 +109,7 @@ class Orderer {
     }
     // The first source has the run's own seed, so that one alone is what it always was.
     const uint64_t seed = spec_.train.seed + number * 0x9e3779b97f4a7c15u;
-    if (spec_.data.whole_documents()) return whole(source, source.train, seed);
+    if (source.train_packing) return whole(source, source.train, source.train_packing, seed);
     if (spec_.data.sampler == "feistel") {
       return feistel_samples(document_row(source.train), seq, seed);
     }
@@ -122,17 +122,22 @@ class Orderer {
   // With a seed without end, else once.
   std::unique_ptr<Samples> whole(const RunData::Source& source,
                                  std::shared_ptr<const Documents> documents,
+                                 std::shared_ptr<const BestFitOrder> order,
                                  std::optional<uint64_t> seed) {
     const int64_t seq = spec_.train.seq_len;
-    BestFitOrder order = best_fit_order(*documents, seq);
-    if (order.cut_documents > 0) {
+    if (order->cut_documents > 0) {
       diagnostics_.add(
           {.code = "data.cut",
-           .what = fmt::format("{} of {} documents of '{}' to {} are longer than train.seq_len {} "
-                               "and end there: {} of {} tokens are left out",
-                               grouped(order.cut_documents), grouped(documents->count()),
-                               source.path, seed ? "train on" : "evaluate on", seq,
-                               grouped(order.cut_tokens), grouped(documents->tokens())),
+           .what = fmt::format(
+               "{} of {} documents of '{}' to {} are longer than train.seq_len {} and end there: "
+               "{} of {} tokens are left out{}",
+               grouped(order->cut_documents), grouped(documents->count()), source.path,
+               seed ? "train on" : "evaluate on", seq, grouped(order->cut_tokens),
+               grouped(documents->tokens()),
+               order->cut_unlearned > 0
+                   ? fmt::format(", and {} of them have nothing to learn before that",
+                                 grouped(order->cut_unlearned))
+                   : ""),
            .place = resolved_.place_of("data.sampler"),
            .help =
                "use a longer train.seq_len, or data.sampler=megatron, which cuts documents into "
@@ -192,7 +197,9 @@ class Orderer {
           of_source(*sources[i], i, weighted ? std::optional<int64_t>(sizes[i]) : std::nullopt));
       limits.push_back(all.back()->size());
       // Without weights, as much of each as there is of it.
-      const int64_t windows = (sources[i]->train->tokens() - 1) / spec_.train.seq_len;
+      const auto& packing = sources[i]->train_packing;
+      const int64_t windows =
+          packing ? packing->sequences() : (sources[i]->train->tokens() - 1) / spec_.train.seq_len;
       if (!weighted) weights[i] = static_cast<double>(packs() ? limits[i] : windows);
       there += packs() ? limits[i] : 0;
     }
@@ -233,6 +240,24 @@ class Orderer {
 
 }  // namespace
 
+void pack_documents(RunData::Source& source, int64_t seq_len) {
+  if (source.format != "megatron") {
+    throw Error(Exit::data,
+                {.code = "data.documents",
+                 .what = fmt::format(
+                     "data.sampler=best_fit takes documents whole, and '{}' is one row of {}",
+                     source.path, source.format == "text" ? "text" : "tokens"),
+                 .help = "make a corpus with documents of it: mtl data tokenize; or use another "
+                         "data.sampler"});
+  }
+  const auto packing_of = [&](const std::shared_ptr<const Documents>& documents) {
+    return documents ? std::make_shared<const BestFitOrder>(best_fit_order(*documents, seq_len))
+                     : nullptr;
+  };
+  source.train_packing = packing_of(source.train);
+  source.valid_packing = packing_of(source.valid);
+}
+
 void order_samples(RunData& data, const ResolvedSpec& resolved, int64_t samples,
                    Diagnostics& diagnostics, const nlohmann::json& before) {
   const TrainSpec& spec = resolved.spec;
@@ -247,8 +272,8 @@ void order_samples(RunData& data, const ResolvedSpec& resolved, int64_t samples,
     settings["split"] = spec.data.split;
     settings["sampler"] = spec.data.sampler == "single" ? "megatron" : spec.data.sampler;
     settings["seq_len"] = spec.train.seq_len;
-    settings["reset_positions_at_eod"] = spec.data.resets_positions();
-    settings["reset_attention_at_eod"] = spec.data.resets_attention();
+    settings["reset_positions_at_eod"] = spec.data.reset_positions_at_eod;
+    settings["reset_attention_at_eod"] = spec.data.reset_attention_at_eod;
     settings["mask_eod_loss"] = spec.data.mask_eod_loss;
     if (data.eod) settings["eod"] = *data.eod;
     data.identify(std::move(settings));

@@ -112,8 +112,10 @@ std::vector<std::string> start_block(const CheckedRun& run, const StartFacts& fa
   const Plan& plan = run.plan;
   const TrainSpec& spec = run.resolved.spec;
   const auto train_tokens = static_cast<double>(run.corpus.train_tokens);
-  const double epochs =
-      static_cast<double>(plan.batch.first_sample(plan.steps) * plan.seq) / train_tokens;
+  const auto samples = static_cast<double>(plan.batch.first_sample(plan.steps));
+  const double epochs = spec.data.whole_documents()
+                            ? samples / static_cast<double>(run.corpus.train_sequences)
+                            : samples * static_cast<double>(plan.seq) / train_tokens;
   std::vector<std::string> lines = {
       "run      " + facts.run_dir.string(),
       "model    " + model_line(plan.model, plan.cost),

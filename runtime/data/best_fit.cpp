@@ -19,6 +19,13 @@ int64_t inputs_of(int64_t tokens, int64_t seq_len) {
   return std::clamp<int64_t>(tokens - 1, 0, seq_len);
 }
 
+// Whether a document that is cut has a target before that.
+bool learns_within(const Documents& documents, int64_t document, int64_t seq_len) {
+  std::vector<int32_t> tokens(static_cast<size_t>(seq_len));
+  documents.read(document, 1, tokens);
+  return std::any_of(tokens.begin(), tokens.end(), is_learned);
+}
+
 // Puts pieces into boxes of the same size.
 class Boxes {
  public:
@@ -55,15 +62,16 @@ class Boxes {
 
 class BestFitSamples : public Samples {
  public:
-  BestFitSamples(std::shared_ptr<const Documents> documents, BestFitOrder order, int64_t seq_len,
-                 int32_t padding, std::optional<uint64_t> seed)
+  BestFitSamples(std::shared_ptr<const Documents> documents,
+                 std::shared_ptr<const BestFitOrder> order, int64_t seq_len, int32_t padding,
+                 std::optional<uint64_t> seed)
       : documents_(std::move(documents)),
         order_(std::move(order)),
         seq_len_(seq_len),
         padding_(padding),
         seed_(seed) {}
 
-  int64_t size() const override { return seed_ ? kEndless : order_.sequences(); }
+  int64_t size() const override { return seed_ ? kEndless : order_->sequences(); }
 
   void fill(int64_t first, int64_t count, const SampleBatch& batch) const override {
     check_samples(first, count, size());
@@ -74,7 +82,7 @@ class BestFitSamples : public Samples {
 
  private:
   int64_t sequence_at(int64_t sample) const {
-    const int64_t in_epoch = order_.sequences();
+    const int64_t in_epoch = order_->sequences();
     if (!seed_) return sample;
     return FeistelPermutation(in_epoch, *seed_, sample / in_epoch)(sample % in_epoch);
   }
@@ -90,9 +98,9 @@ class BestFitSamples : public Samples {
         sample.positions[static_cast<size_t>(at)] = static_cast<int32_t>(at - begin);
       }
     };
-    for (int64_t d = order_.begins[static_cast<size_t>(sequence)];
-         d < order_.begins[static_cast<size_t>(sequence) + 1]; ++d) {
-      const int32_t document = order_.documents[static_cast<size_t>(d)];
+    for (int64_t d = order_->begins[static_cast<size_t>(sequence)];
+         d < order_->begins[static_cast<size_t>(sequence) + 1]; ++d) {
+      const int32_t document = order_->documents[static_cast<size_t>(d)];
       const int64_t inputs = inputs_of(documents_->length(document), seq_len_);
       tokens.resize(static_cast<size_t>(inputs + 1));
       documents_->read(document, 0, tokens);
@@ -110,7 +118,7 @@ class BestFitSamples : public Samples {
   }
 
   std::shared_ptr<const Documents> documents_;
-  BestFitOrder order_;
+  std::shared_ptr<const BestFitOrder> order_;
   int64_t seq_len_;
   int32_t padding_;
   std::optional<uint64_t> seed_;
@@ -135,6 +143,7 @@ BestFitOrder best_fit_order(const Documents& documents, int64_t seq_len) {
     if (tokens - 1 > inputs) {
       ++order.cut_documents;
       order.cut_tokens += tokens - 1 - inputs;
+      order.cut_unlearned += !learns_within(documents, d, seq_len);
     }
     ++of_length[static_cast<size_t>(seq_len - inputs + 1)];
   }
@@ -145,6 +154,13 @@ BestFitOrder best_fit_order(const Documents& documents, int64_t seq_len) {
     throw Error(Exit::data, {.code = "data.too_short",
                              .what = "no document has two tokens, one to see and one to foresee",
                              .help = "look at what the corpus holds: mtl data stats PREFIX"});
+  }
+  if (order.cut_unlearned == used) {
+    throw Error(
+        Exit::data,
+        {.code = "data.loss",
+         .what = fmt::format("no document has anything to learn within train.seq_len {}", seq_len),
+         .help = "use a longer train.seq_len: mtl data preview PREFIX shows what is learned"});
   }
   std::vector<int32_t> sorted(static_cast<size_t>(count));
   for (int64_t d = 0; d < count; ++d) {
@@ -169,7 +185,8 @@ BestFitOrder best_fit_order(const Documents& documents, int64_t seq_len) {
 }
 
 std::unique_ptr<Samples> best_fit_samples(std::shared_ptr<const Documents> documents,
-                                          BestFitOrder order, int64_t seq_len, int32_t padding,
+                                          std::shared_ptr<const BestFitOrder> order,
+                                          int64_t seq_len, int32_t padding,
                                           std::optional<uint64_t> seed) {
   return std::make_unique<BestFitSamples>(std::move(documents), std::move(order), seq_len, padding,
                                           seed);

@@ -112,7 +112,8 @@ std::unique_ptr<IndexedDataset> open_loss(const IndexedDataset& corpus,
                          "'\"loss\": true' in its .meta.json all of it is learned"});
   };
   if (!fs::exists(idx_path(prefix))) {
-    if (meta && meta->has_loss) refuse("is not there, and says which tokens are to be learned");
+    if ((meta && meta->has_loss) || fs::exists(bin_path(prefix)))
+      refuse("is not there, and says which tokens are to be learned");
     return nullptr;
   }
   auto loss = std::make_unique<IndexedDataset>(prefix);
@@ -129,6 +130,19 @@ std::unique_ptr<IndexedDataset> open_loss(const IndexedDataset& corpus,
         fmt::format("has {} sequences, and the corpus {}", loss->sequences(), corpus.sequences()));
   }
   return loss;
+}
+
+void refuse_loss(const fs::path& prefix, bool fresh) {
+  const fs::path loss = loss_prefix(prefix);
+  if (!fs::exists(idx_path(loss))) return;
+  const bool own = fs::exists(loss.string() + ".meta.json");
+  if (fresh && !own) return;
+  throw Error(Exit::data,
+              {.code = "data.exists",
+               .what = fmt::format("there is {}.idx, which would say what of {} is to be learned",
+                                   loss.string(), prefix.string()),
+               .help = own ? "it is a corpus of its own: write under another name (-o)"
+                           : "--fresh removes it, or write under another name (-o)"});
 }
 
 void remove_loss(const fs::path& prefix) {

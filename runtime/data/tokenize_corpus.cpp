@@ -125,6 +125,9 @@ class Run {
   }
 
   void refuse_existing() const {
+    if (!chat_) {
+      for (const fs::path& prefix : prefixes_) refuse_loss(prefix, options_.fresh);
+    }
     if (options_.fresh) return;
     for (const fs::path& prefix : prefixes_) {
       if (!is_indexed_dataset(prefix.string() + ".idx")) continue;

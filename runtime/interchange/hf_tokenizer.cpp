@@ -55,7 +55,9 @@ HfChat hf_chat(const std::string& name, const nlohmann::json& json) {
                              .help = "leave --chat out"});
   }
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_from_json(json);
-  return {chat::jinja_template(format), chat::Encoder(format, *tokenizer).end()};
+  const std::optional<int32_t> eod = tokenizer->eod();
+  return {chat::jinja_template(format, eod ? tokenizer->decode({&*eod, 1}) : ""),
+          chat::Encoder(format, *tokenizer).end()};
 }
 
 HfTokens write_hf_tokenizer(const nlohmann::json& json, const ModelShape& shape, const HfChat& chat,

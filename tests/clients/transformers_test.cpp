@@ -119,7 +119,7 @@ TEST_CASE("transformers writes conversations as mtl has learned them, in every f
   must({"launch", "train.yaml"});
   for (const std::string& name : mtl::chat::format_names()) {
     CAPTURE(name);
-    if (name == "tulu") continue;  // whose words are phi3's tokens here
+    if (name == "tulu" || name == "olmo2") continue;  // whose words are phi3's tokens here
     must({"ckpt", "export", "--chat", name, "runs/x", "-o", "x-" + name});
     must({"data", "tokenize", "--tokenizer", "tok.json", "--chat", name, "-o", "talk-" + name,
           "lines.jsonl"});

@@ -42,6 +42,18 @@ TULU = {role: (f"<|{role}|>\n", "\n", "") for role in ("system", "user")} | {
     "assistant": ("<|assistant|>\n", "<|endoftext|>", "\n")}
 PLAIN = {"system": ("", "\n\n", ""), "user": ("User:\n", "\n\n", ""),
          "assistant": ("Assistant:\n", "<|endoftext|>", "")}
+# Formats of one's own, as `--chat FILE` has them.
+ALPACA = {"user": ("### Instruction:\n", "\n\n", ""),
+          "assistant": ("### Response:\n\n", "<|endoftext|>", "")}
+LINES = {"user": ("Q: ", "\n", ""), "assistant": ("A:\n", "\n\n", "")}
+FILES = {
+    "alpaca": r'''user: "### Instruction:\n{content}\n\n"
+assistant: "### Response:\n\n{content}{eod}"
+''',
+    "lines": r'''user: "Q: {content}\n"
+assistant: "A:\n{content}\n\n"
+strips: true
+'''}
 FORMATS = [
     ("chatml", "qwen2", IM, "", CHATML, "none"),
     ("chatml", "gpt2", IM, "", CHATML, "none"),
@@ -61,8 +73,13 @@ FORMATS = [
                            "<|SYSTEM_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>"],
      "<BOS_TOKEN>", COMMAND, "said"),
     ("tulu", "gpt2", ["<|endoftext|>"], "", TULU, "none"),
+    ("olmo2", "gpt2", ["<|endoftext|>"], "<|endoftext|>", TULU, "none"),
     ("plain", "gpt2", ["<|endoftext|>"], "", PLAIN, "none"),
+    ("plain", "llama3", ["<|endoftext|>"], "", PLAIN, "none"),
     ("plain", "metaspace", ["<|endoftext|>"], "", PLAIN, "none"),
+    ("alpaca", "gpt2", ["<|endoftext|>"], "", ALPACA, "none"),
+    ("alpaca", "qwen2", ["<|endoftext|>"], "", ALPACA, "none"),
+    ("lines", "gpt2", ["<|endoftext|>"], "", LINES, "all"),
 ]
 
 CONVERSATIONS = [
@@ -74,6 +91,7 @@ CONVERSATIONS = [
      ("user", "\n"), ("assistant", "a")],
     [("user", "I'm the King's man"), ("assistant", "You're   not 😀\u200d!\r\n"),
      ("user", "why?"), ("assistant", "don't")],
+    [("user", "\u3000\u4f60\u597d\u00a0"), ("assistant", "\u2003\u597d\u3000\x1f")],
 ]
 
 
@@ -103,6 +121,11 @@ def template(begin, roles, strips):
     return text + " }}{% endif %}"
 
 
+def said_whole(roles, messages):
+    """transformers gives no mask for answers of nothing where no token ends them."""
+    return "system" in roles or messages[0]["role"] != "system" or roles is GEMMA
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", required=True)
@@ -129,6 +152,8 @@ def main():
         rows = []
         for conversation in CONVERSATIONS:
             messages = [{"role": role, "content": text} for role, text in conversation]
+            if not said_whole(roles, messages):
+                continue
             if any(token.endswith("*") for token in tokens):
                 # Where a token takes the white space that an answer begins with, transformers
                 # counts the token as said.
@@ -140,7 +165,7 @@ def main():
                          "learn": made["assistant_masks"],
                          "prompt": tokenizer.apply_chat_template(
                              messages[:-1], tokenize=True, add_generation_prompt=True)})
-        cases.append({"format": name, "base": base, "added": file["added_tokens"], "rows": rows})
+        cases.append({"format": name, "file": FILES.get(name, ""), "base": base, "added": file["added_tokens"], "rows": rows})
     with open(args.o, "w", encoding="utf-8") as f:
         json.dump({"cases": cases}, f, ensure_ascii=True, separators=(",", ":"))
         f.write("\n")

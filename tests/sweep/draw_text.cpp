@@ -86,6 +86,12 @@ void draw_text(Draw& draw, Settings& s, const std::string& folder) {
   }
   draw_choices(draw, s, kOrder);
   if (!s.text("data.valid").empty()) s.erase("data.split");
+  // Where all that is read has documents.
+  const bool row = (s.text("data.train") + s.text("data.valid")).find(".bin") != std::string::npos;
+  if (s.number("data.vocab", 0) > 0 && !row && draw.chance(0.4)) {
+    s.set("data.sampler", "best_fit");
+    for (const Choice& choice : kDocuments) s.erase(choice.key);
+  }
   if (s.text("data.sampler") == "megatron" && draw.chance(0.3)) {
     s.set("data.cache", folder + "/cache");
   }

@@ -1,9 +1,12 @@
 #include "sweep/texts.h"
 
+#include <algorithm>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "runtime/data/corpus_meta.h"
 #include "runtime/data/indexed_dataset.h"
 #include "sweep/draw.h"
 
@@ -34,15 +37,24 @@ void write_text(const fs::path& path, uint64_t seed, int64_t size) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-void write_corpus(const fs::path& prefix, uint64_t seed, int64_t documents) {
+// `answers`: only the second half of each document is to be learned.
+void write_corpus(const fs::path& prefix, uint64_t seed, int64_t documents, bool answers) {
   Draw draw(seed);
   IndexedDatasetWriter writer(prefix, TokenType::u16);
+  std::optional<IndexedDatasetWriter> loss;
+  if (answers) loss.emplace(loss_prefix(prefix), TokenType::u8);
   for (int64_t i = 0; i < documents; ++i) {
     std::vector<int32_t> ids = chain(seed + static_cast<uint64_t>(i), 3 + draw.below(40), kIds - 1);
     ids.push_back(kIds - 1);
     writer.add_sequence(ids);
     writer.end_document();
+    if (!loss) continue;
+    std::vector<int32_t> learn(ids.size(), 0);
+    std::fill(learn.begin() + std::ssize(learn) / 2, learn.end(), 1);
+    loss->add_sequence(learn);
+    loss->end_document();
   }
+  if (loss) loss->finish();
   writer.finish();
 }
 
@@ -66,8 +78,8 @@ void write_texts(const fs::path& folder) {
   write_text(folder / "b.txt", 2, 2500);
   write_text(folder / "valid.txt", 3, 700);
   write_text(folder / "short.txt", 7, 300);
-  write_corpus(folder / "one", 4, 150);
-  write_corpus(folder / "two", 5, 90);
+  write_corpus(folder / "one", 4, 150, false);
+  write_corpus(folder / "two", 5, 90, true);
   write_ids(folder / "ids.bin", 6, 4000);
   std::ofstream(folder / "train.yaml") << "log: {every: 1}\n";
 }

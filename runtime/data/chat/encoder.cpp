@@ -7,16 +7,41 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "runtime/data/tokenizer/unicode.h"
+
 namespace mtl::chat {
 
 namespace {
 
-constexpr std::string_view kSpace = " \t\n\r\f\v";
+// How many bytes of white space a text begins with. `python`: and of what str.strip() takes
+// besides, which Jinja's `trim` is.
+size_t space_at_front(std::string_view text, bool python) {
+  size_t at = 0;
+  while (at < text.size()) {
+    const tokenizer::Character next = tokenizer::read_character(text.data() + at);
+    const bool separator = python && next.code >= 0x1C && next.code <= 0x1F;
+    if (!separator && !tokenizer::is_white_space(next.code)) break;
+    at += next.bytes;
+  }
+  return at;
+}
+
+// Where the white space begins that a text ends with.
+size_t space_at_end(std::string_view text, bool python) {
+  size_t end = text.size();
+  while (end > 0) {
+    size_t begin = end - 1;
+    while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) --begin;
+    const std::string_view last = text.substr(begin, end - begin);
+    if (space_at_front(last, python) != last.size()) break;
+    end = begin;
+  }
+  return end;
+}
 
 std::string_view stripped(std::string_view text) {
-  const size_t first = text.find_first_not_of(kSpace);
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(kSpace) - first + 1);
+  text = text.substr(0, space_at_end(text, true));
+  return text.substr(space_at_front(text, true));
 }
 
 [[noreturn]] void refuse(const std::string& what, const std::string& help) {
@@ -49,7 +74,8 @@ std::vector<std::string> missing(const Format& format, const Tokenizer& tokenize
 // Takes parts one by one; text waits until a token ends it.
 class Encoder::Writer {
  public:
-  explicit Writer(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  Writer(const Tokenizer& tokenizer, const std::vector<std::string>& typed)
+      : tokenizer_(tokenizer), typed_(typed) {}
 
   void text(std::string_view more, bool learn) {
     if (more.empty()) return;
@@ -74,20 +100,19 @@ class Encoder::Writer {
   }
 
  private:
-  // The tokens of the text so far. Of a token that lies on both sides of a mark, both are read: it
-  // belongs to what begins within it.
+  // The tokens of the text so far. One that lies on an edge of what is to be learned is learned
+  // too.
   void end_text(bool strip_end) {
     size_t first = 0, last = text_.size();
-    if (strips_) first = std::min(text_.find_first_not_of(kSpace), last);
-    if (strip_end) last = std::max(text_.find_last_not_of(kSpace) + 1, first);
+    if (strips_) first = space_at_front(text_, false);
+    if (strip_end) last = std::max(space_at_end(text_, false), first);
     const std::string_view all = std::string_view(text_).substr(first, last - first);
     const std::vector<int32_t> ids = encode(all);
     std::vector<uint8_t> learn(ids.size(), 0);
+    const std::vector<size_t> ends = marks_.empty() ? std::vector<size_t>() : ends_of(all, ids);
     for (const auto& [from, to] : marks_) {
-      const size_t begin = tokens_before(all, std::clamp(from, first, last) - first, ids);
-      const size_t end = tokens_before(all, std::clamp(to, first, last) - first, ids);
-      std::fill(learn.begin() + static_cast<std::ptrdiff_t>(begin),
-                learn.begin() + static_cast<std::ptrdiff_t>(std::max(begin, end)), uint8_t{1});
+      mark(all, ids, ends, std::clamp(from, first, last) - first,
+           std::clamp(to, first, last) - first, learn);
     }
     out_.ids.insert(out_.ids.end(), ids.begin(), ids.end());
     out_.learn.insert(out_.learn.end(), learn.begin(), learn.end());
@@ -95,12 +120,58 @@ class Encoder::Writer {
     marks_.clear();
   }
 
-  std::vector<int32_t> encode(std::string_view text) const {
-    if (text.empty()) return {};
-    return tokenizer_.encode_part(text, {.behind_token = behind_token_});
+  // Where each token ends in the text; nothing where tokens do not spell it byte by byte.
+  std::vector<size_t> ends_of(std::string_view all, const std::vector<int32_t>& ids) const {
+    std::vector<size_t> ends;
+    size_t at = 0;
+    for (const int32_t id : ids) {
+      const std::string text = tokenizer_.decode({&id, 1});
+      if (all.substr(at, text.size()) != text) return {};
+      at += text.size();
+      ends.push_back(at);
+    }
+    return at == all.size() ? ends : std::vector<size_t>();
   }
 
-  // How many of `ids`, the tokens of `all`, lie within its first `bytes`.
+  void mark(std::string_view all, const std::vector<int32_t>& ids, const std::vector<size_t>& ends,
+            size_t from, size_t to, std::vector<uint8_t>& learn) const {
+    size_t begin = 0, end = 0;
+    if (!ends.empty()) {
+      const auto after = [&](size_t byte) {  // the first token that ends behind it
+        return static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), byte) - ends.begin());
+      };
+      begin = after(from);
+      end = to > from ? after(to - 1) + 1 : begin;
+    } else {
+      begin = tokens_before(all, from, ids);
+      end = tokens_before(all, to, ids);
+    }
+    for (size_t i = begin; i < std::min(end, learn.size()); ++i) learn[i] = 1;
+  }
+
+  // A token of the format that people have typed is text: it is encoded in two parts, of which none
+  // is that token. (Special ones are text to encode_part() anyhow.)
+  std::vector<int32_t> encode(std::string_view text) const {
+    if (text.empty()) return {};
+    std::vector<int32_t> ids;
+    TextPart part{.behind_token = behind_token_};
+    while (true) {
+      size_t cut = std::string_view::npos;
+      for (const std::string& name : typed_) {
+        const size_t found = text.find(name);
+        if (found != std::string_view::npos) cut = std::min(cut, found + 1);
+      }
+      part.ends = cut == std::string_view::npos;
+      const std::vector<int32_t> more = tokenizer_.encode_part(text.substr(0, cut), part);
+      ids.insert(ids.end(), more.begin(), more.end());
+      if (part.ends) return ids;
+      text.remove_prefix(cut);
+      part = {.begins = false};
+    }
+  }
+
+  // How many of `ids`, the tokens of `all`, lie within its first `bytes`, where that has to be
+  // found by encoding them alone.
   size_t tokens_before(std::string_view all, size_t bytes, const std::vector<int32_t>& ids) const {
     if (bytes == 0) return 0;
     if (bytes == all.size()) return ids.size();
@@ -110,6 +181,7 @@ class Encoder::Writer {
   }
 
   const Tokenizer& tokenizer_;
+  const std::vector<std::string>& typed_;
   std::string text_;
   std::vector<std::pair<size_t, size_t>> marks_;  // of text_, what is to be learned
   bool behind_token_ = false;
@@ -127,8 +199,8 @@ Encoder::Encoder(const Format& format, const Tokenizer& tokenizer)
     }
     refuse(fmt::format("conversations of the format {} need {}, which the tokenizer has not",
                        format.name, fmt::join(lacks, " and ")),
-           fit.empty() ? "name the token that ends a document (--tokenizer_eod TOKEN) for the "
-                         "format plain, or give a YAML file with a format of your own"
+           fit.empty() ? "for the format plain a tokenizer has to have a token that ends a "
+                         "document; or give a YAML file with a format of your own"
                        : fmt::format("it has all tokens of {}; or give a YAML file with your own",
                                      fmt::join(fit, ", ")));
   }
@@ -146,7 +218,7 @@ Encoder::Encoder(const Format& format, const Tokenizer& tokenizer)
   }
 }
 
-Encoder::Parts Encoder::parts_of(const Pieces& pieces) const {
+Encoder::Parts Encoder::parts_of(const Pieces& pieces) {
   Parts parts;
   for (const Piece& piece : pieces) {
     Part part{piece.kind, piece.text, {}};
@@ -158,9 +230,13 @@ Encoder::Parts Encoder::parts_of(const Pieces& pieces) const {
     }
     if (piece.kind == Piece::Kind::eod) {
       part.kind = Piece::Kind::token;
-      part.token = {.id = *tokenizer_.eod()};
+      const int32_t eod = *tokenizer_.eod();
+      const auto special = tokenizer_.special(tokenizer_.decode({&eod, 1}));
+      part.token = special ? *special : SpecialToken{.id = eod};
     } else if (piece.kind == Piece::Kind::token) {
       part.token = *tokenizer_.special(piece.text);
+      const bool typed = tokenizer_.encode(piece.text) == std::vector<int32_t>{part.token.id};
+      if (typed) typed_.push_back(piece.text);
     }
     parts.push_back(std::move(part));
   }
@@ -183,12 +259,12 @@ void Encoder::write(std::span<const Message> messages, Writer& writer) const {
     }
   };
   put(begin_, {}, false);
-  std::string before_user;
+  std::string before_user, whole;
   for (size_t i = 0; i < messages.size(); ++i) {
     const Message& message = messages[i];
     const bool strips = message.role == "system" ? format_.strips_system : format_.strips;
-    const std::string_view said =
-        strips ? stripped(message.content) : std::string_view(message.content);
+    const std::string_view content = tokenizer::whole_utf8(message.content, whole);
+    const std::string_view said = strips ? stripped(content) : content;
     if (message.role == "system" && format_.system_before_user) {
       if (i > 0 || messages.size() < 2 || messages[1].role != "user") {
         refuse(fmt::format("the format {} has no place for a 'system' that is not followed by the "
@@ -213,13 +289,13 @@ void Encoder::write(std::span<const Message> messages, Writer& writer) const {
 }
 
 Encoded Encoder::encode(std::span<const Message> messages) const {
-  Writer writer(tokenizer_);
+  Writer writer(tokenizer_, typed_);
   write(messages, writer);
   return writer.finish();
 }
 
 std::vector<int32_t> Encoder::prompt(std::span<const Message> messages) const {
-  Writer writer(tokenizer_);
+  Writer writer(tokenizer_, typed_);
   write(messages, writer);
   for (const Part& part : roles_.at("assistant")) {
     if (part.kind == Piece::Kind::content) break;

@@ -52,13 +52,14 @@ class Encoder {
   };
   using Parts = std::vector<Part>;
   class Writer;
-  Parts parts_of(const Pieces& pieces) const;
+  Parts parts_of(const Pieces& pieces);
   void write(std::span<const Message> messages, Writer& writer) const;
 
   const Format& format_;
   const Tokenizer& tokenizer_;
   Parts begin_;
   std::map<std::string, Parts> roles_;
+  std::vector<std::string> typed_;  // tokens of the format that the tokenizer finds in any text
   std::optional<int32_t> end_;
 };
 

@@ -23,8 +23,9 @@ struct Row {
   bool system_before_user = false;
 };
 
-// As the chat templates of these families write messages of a text each; defaults that some of them
-// add where there is no "system" (Qwen 2.5, Llama 3.1's dates) are not added.
+// As the chat templates of these families write what system, user and assistant say; what some of
+// them add of their own (defaults of "system", dates, thoughts, a last line end more or less) is
+// not added.
 constexpr Row kRows[] = {
     // Qwen, SmolLM, Yi, OLMo 3 and whoever has no format of their own.
     {"chatml",
@@ -82,11 +83,15 @@ constexpr Row kRows[] = {
       "{<|START_OF_TURN_TOKEN|>}{<|USER_TOKEN|>}{content}{<|END_OF_TURN_TOKEN|>}",
       "{<|START_OF_TURN_TOKEN|>}{<|CHATBOT_TOKEN|>}{content}{<|END_OF_TURN_TOKEN|>}", nullptr},
      true},
-    // Tülu and OLMo 2, whose roles are words.
+    // Tülu 3, whose roles are words, and OLMo 2, which begins with a token beside.
     {"tulu",
      "",
      {"<|system|>\n{content}\n", "<|user|>\n{content}\n", "<|assistant|>\n{content}{eod}\n",
       nullptr}},
+    {"olmo2",
+     "{<|endoftext|>}",
+     {"<|system|>\n{content}\n", "<|user|>\n{content}\n",
+      "<|assistant|>\n{content}{<|endoftext|>}\n", nullptr}},
     // For tokenizers that have a token for the end of a document and no other. Line ends and not
     // spaces stand before what is said: of a space and a word many make one token, which would be
     // no part of the question and no part of the answer.

@@ -8,8 +8,8 @@
 
 namespace mtl::chat {
 
-// For `chat_template` of tokenizer_config.json: {eod} is the tokenizer's eos_token there. Roles
+// For `chat_template` of tokenizer_config.json, with the text of the token that {eod} is. Roles
 // that the format has not end in an exception.
-std::string jinja_template(const Format& format);
+std::string jinja_template(const Format& format, const std::string& eod);
 
 }  // namespace mtl::chat

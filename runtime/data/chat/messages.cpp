@@ -20,11 +20,22 @@ using simdjson::dom::object;
                                    "\"...\"}, {\"role\": \"assistant\", ...}]}"});
 }
 
-// Nothing where the key is not there, or null.
+// Nothing where the key is not there, or null. Of one that is there twice the last counts, as in
+// Python.
 std::optional<element> member(const object& from, std::string_view key) {
-  element value;
-  if (from[key].get(value) || value.is_null()) return std::nullopt;
+  std::optional<element> value;
+  for (const auto field : from) {
+    if (field.key == key) value = field.value;
+  }
+  if (value && value->is_null()) value.reset();
   return value;
+}
+
+// A call of a tool, which an empty list is not.
+bool calls(const object& message, std::string_view key) {
+  const std::optional<element> value = member(message, key);
+  array list;
+  return value && (value->get_array().get(list) || list.size() > 0);
 }
 
 std::string text_of(const element& value, const std::string& where) {
@@ -67,13 +78,12 @@ void add_messages(const element& list, std::string_view key, bool learn,
     const std::string where = fmt::format("message {} of '{}'", messages.size() + 1, key);
     object message;
     if (item.get_object().get(message)) refuse(where + " is no object");
-    std::string_view role;
-    std::optional<element> said = member(message, "content");
-    if (message["role"].get(role)) {
-      if (message["from"].get(role)) refuse(where + " has no 'role'");
-      said = member(message, "value");
-    }
-    if (member(message, "tool_calls") || member(message, "function_call")) {
+    const bool sharegpt = !member(message, "role") && member(message, "from");
+    const std::optional<element> who = member(message, sharegpt ? "from" : "role");
+    const std::optional<element> said = member(message, sharegpt ? "value" : "content");
+    if (!who || !who->is_string()) refuse(where + " has no 'role'");
+    const std::string_view role = who->get_string().value_unsafe();
+    if (calls(message, "tool_calls") || calls(message, "function_call")) {
       refuse(where +
              " calls tools, of which every family writes another form: write the call into "
              "its 'content' as the model is to write it");
@@ -96,9 +106,6 @@ std::vector<Message> messages_of(const object& line) {
   if (openai) {
     add_messages(*openai, "messages", true, messages);
   } else if (sharegpt) {
-    if (const auto system = member(line, "system")) {
-      messages.push_back({"system", text_of(*system, "'system'")});
-    }
     add_messages(*sharegpt, "conversations", true, messages);
   } else if (prompt && completion) {
     for (const bool answer : {false, true}) {
@@ -124,6 +131,10 @@ std::vector<Message> messages_of(const object& line) {
         "'completion', 'instruction' with 'output'");
   }
   if (messages.empty()) refuse("is a conversation without messages");
+  const std::optional<element> system = member(line, "system");
+  if (system && messages.front().role != "system") {
+    messages.insert(messages.begin(), {"system", text_of(*system, "'system'")});
+  }
   return messages;
 }
 

@@ -3,6 +3,7 @@
 //   {"conversations": [{"from": "human", "value": "..."}, ...]}        ShareGPT
 //   {"prompt": ..., "completion": ...}                                 texts or lists of messages
 //   {"instruction": "...", "input": "...", "output": "..."}            Alpaca
+// A "system" beside them is what "system" says first.
 #pragma once
 
 #include <simdjson.h>

@@ -37,6 +37,10 @@ class Numbered : public Documents {
   std::vector<int64_t> lengths_;
 };
 
+std::shared_ptr<const BestFitOrder> shared(BestFitOrder order) {
+  return std::make_shared<const BestFitOrder>(std::move(order));
+}
+
 struct Sample {
   std::vector<int32_t> inputs, targets, first_key, positions;
 };
@@ -56,7 +60,7 @@ TEST_CASE("best fit: documents whole, each seen by itself, and what does not cou
   CHECK(order.documents == std::vector<int32_t>{2, 3, 0, 1});
   CHECK(order.begins == std::vector<int64_t>{0, 2, 4});
   CHECK(order.cut_documents == 0);
-  const auto samples = best_fit_samples(documents, order, 5, 99, std::nullopt);
+  const auto samples = best_fit_samples(documents, shared(order), 5, 99, std::nullopt);
   CHECK(samples->size() == 2);
   const Sample first = sample_of(*samples, 0, 5);
   CHECK(first.inputs == std::vector<int32_t>{2000, 2001, 2002, 2003, 3000});
@@ -83,7 +87,7 @@ TEST_CASE("best fit: documents whole, each seen by itself, and what does not cou
 TEST_CASE("best fit: the rest of a sequence is padding that nothing is learned from") {
   const auto documents = std::make_shared<Numbered>(std::vector<int64_t>{0, 4});
   const auto samples =
-      best_fit_samples(documents, best_fit_order(*documents, 6), 6, 99, std::nullopt);
+      best_fit_samples(documents, shared(best_fit_order(*documents, 6)), 6, 99, std::nullopt);
   const Sample only = sample_of(*samples, 0, 6);
   CHECK(only.inputs == std::vector<int32_t>{1000, 1001, 1002, 99, 99, 99});
   CHECK(only.targets == std::vector<int32_t>{1001, 1002, 1003, -1, -1, -1});
@@ -96,7 +100,7 @@ TEST_CASE("best fit: longer documents end with the sequence") {
   const BestFitOrder order = best_fit_order(*documents, 4);
   CHECK(order.cut_documents == 2);
   CHECK(order.cut_tokens == 5);
-  const auto samples = best_fit_samples(documents, order, 4, 99, std::nullopt);
+  const auto samples = best_fit_samples(documents, shared(order), 4, 99, std::nullopt);
   REQUIRE(samples->size() == 3);
   CHECK(sample_of(*samples, 0, 4).targets == std::vector<int32_t>{1001, 1002, 1003, 1004});
 }
@@ -112,7 +116,7 @@ TEST_CASE("best fit: each document once per epoch, in an order of the seed's, de
   for (const int64_t length : lengths) inputs += std::clamp<int64_t>(length - 1, 0, kSeq);
   // At most 11/9 of the fewest boxes by theory; of lengths like these 3 % more than fit at all.
   CHECK(100 * order.sequences() <= 103 * (inputs / kSeq));
-  const auto samples = best_fit_samples(documents, order, kSeq, 0, 5);
+  const auto samples = best_fit_samples(documents, shared(order), kSeq, 0, 5);
   CHECK(samples->size() == kEndless);
   std::vector<std::vector<int32_t>> firsts(2);
   for (int64_t epoch = 0; epoch < 2; ++epoch) {
@@ -131,7 +135,8 @@ TEST_CASE("best fit: each document once per epoch, in an order of the seed's, de
     CHECK(seen == expected);
   }
   CHECK(firsts[0] != firsts[1]);
-  const auto again = best_fit_samples(documents, best_fit_order(*documents, kSeq), kSeq, 0, 5);
+  const auto again =
+      best_fit_samples(documents, shared(best_fit_order(*documents, kSeq)), kSeq, 0, 5);
   CHECK(sample_of(*again, 17, kSeq).inputs == sample_of(*samples, 17, kSeq).inputs);
 }
 

@@ -90,6 +90,38 @@ TEST_CASE("conversations: all the ways in which people keep them") {
   CHECK(meta.documents == 7);
 }
 
+TEST_CASE("conversations: what people leave empty or say twice") {
+  ChatCase c;
+  c.given(line({{"system", "S"}, {"instruction", "do"}, {"output", "a1"}}) +
+          line({{"system", "no"},
+                {"messages",
+                 {said("system", "S"),
+                  said("user", "q"),
+                  {{"role", "assistant"}, {"content", "a2"}, {"tool_calls", json::array()}}}}}) +
+          R"({"prompt": "no", "prompt": "q", "completion": "a3"})"
+          "\n");
+  CHECK(c.made() == Lines{"S\n\nUser:\ndo\n\nAssistant:\na1|", "S\n\nUser:\nq\n\nAssistant:\na2|",
+                          "User:\nq\n\nAssistant:\na3|"});
+}
+
+TEST_CASE("conversations: a corpus that has the name of what is to be learned of another stays") {
+  ChatCase c;
+  c.options.chat.clear();
+  c.given(json_line("text"));
+  c.options.prefix = c.dir / "out.loss";
+  c.run();
+  write_corpus_meta(c.dir / "out.loss", *read_corpus_meta(c.dir / "out.loss"));
+  for (const bool fresh : {false, true}) {
+    c.options.prefix = c.dir / "out";
+    c.options.fresh = fresh;
+    CHECK(c.refused("data.exists").what.find("out.loss.idx") != std::string::npos);
+    CHECK(error_of([&] { merge_corpora({c.dir / "out.loss"}, c.dir / "out", fresh); },
+                   "data.exists", Exit::data)
+              .find("out.loss.idx") != std::string::npos);
+  }
+  CHECK(documents_of(c.dir / "out.loss") == Lines{"text"});
+}
+
 TEST_CASE("conversations: a line that is none is named, and can be passed over") {
   const std::string good = line({{"prompt", "q"}, {"completion", "a"}});
   const auto refused = [&](const json& object, const std::string& what) {
@@ -262,6 +294,36 @@ TEST_CASE("conversations: runs learn the answers alone, in every order") {
   }
 }
 
+TEST_CASE("conversations: of several corpora best_fit gives each as much as it has") {
+  ChatCase large, small;
+  std::string lines;
+  for (int i = 0; i < 30; ++i) lines += line({{"prompt", "q"}, {"completion", "a"}});
+  large.given(lines);
+  small.given(line({{"prompt", "q"}, {"completion", "b"}}));
+  large.run();
+  small.run();
+  ResolvedSpec resolved;
+  resolved.spec.data.train_list = {{large.options.prefix.string(), 0},
+                                   {small.options.prefix.string(), 0}};
+  resolved.spec.data.vocab = 257;
+  resolved.spec.data.split = {1};
+  resolved.spec.data.sampler = "best_fit";
+  resolved.spec.train.seq_len = 64;
+  Diagnostics diagnostics;
+  RunData data = load_run_data(resolved, diagnostics);
+  order_samples(data, resolved, 40, diagnostics, json::object());
+  diagnostics.throw_if_errors(Exit::data);
+  // Three conversations of 21 inputs each in a sequence, and the one that is alone.
+  CHECK(data.train_sequences == 10 + 1);
+  int64_t of_small = 0;
+  for (int64_t sample = 0; sample < 11; ++sample) {
+    std::vector<int32_t> inputs(64), targets(64);
+    data.train->fill(sample, 1, {inputs, targets});
+    of_small += std::count(targets.begin(), targets.end(), 'b');
+  }
+  CHECK(of_small == 1);
+}
+
 TEST_CASE("conversations: best_fit takes documents, and says what it cuts") {
   ChatCase c;
   c.given(line({{"prompt", std::string(50, 'q')}, {"completion", "a"}}) +
@@ -280,6 +342,13 @@ TEST_CASE("conversations: best_fit takes documents, and says what it cuts") {
   CHECK(diagnostics.all()[0].code == "data.cut");
   CHECK(diagnostics.all()[0].severity == Diagnostic::Severity::warning);
   CHECK(diagnostics.all()[0].what.find("1 of 2 documents") != std::string::npos);
+  CHECK(diagnostics.all()[0].what.find("1 of them have nothing to learn") != std::string::npos);
+  resolved.spec.train.seq_len = 4;
+  Diagnostics nothing;
+  load_run_data(resolved, nothing);
+  REQUIRE(nothing.has_errors());
+  CHECK(nothing.all()[0].code == "data.loss");
+  resolved.spec.train.seq_len = 32;
   write_file_atomic(c.dir / "in.txt", "one row of text, which is no document to take whole");
   resolved.spec.data.train = (c.dir / "in.txt").string();
   resolved.spec.data.vocab = 0;
