@@ -100,9 +100,13 @@ void read_switches(LaunchOptions& options) {
 std::string begun_mark() {
   const char* script = std::getenv("MTL_JOB_SCRIPT");
   if (script == nullptr || *script != '/' || std::getenv("SLURM_JOB_ID") == nullptr) return {};
+  const std::filesystem::path path = script;
+  // A script that was kept from a dry run lies in no folder of the job's own.
+  const bool own = path.filename() == "job.sbatch";
+  std::string name = own ? "begun" : path.filename().string() + ".begun";
   const char* task = std::getenv("SLURM_ARRAY_TASK_ID");
-  const std::string name = task != nullptr ? fmt::format("begun-{}", task) : "begun";
-  return (std::filesystem::path(script).parent_path() / name).string();
+  if (task != nullptr) name += fmt::format("-{}", task);
+  return (path.parent_path() / name).string();
 }
 
 bool is_train_yaml(const LaunchOptions& options, const std::string& program, bool after_separator) {

@@ -70,10 +70,10 @@ bool stays_here(const LaunchFlag& flag) {
          std::find(kHere.begin(), kHere.end(), flag.name) != kHere.end();
 }
 
-// The launch inside the job: the same settings, from a copy of the files as they are now.
-std::vector<std::string> launch_words(const Submission& job, const fs::path& folder) {
+// The launch inside the job: the same settings, from the files that `job` names.
+std::vector<std::string> launch_words(const Submission& job) {
   std::vector<std::string> words = {own_program(), "launch", "--config_file"};
-  words.push_back(job.config_file.empty() ? "none" : (folder / "default_config.yaml").string());
+  words.push_back(job.config_file.empty() ? "none" : job.config_file);
   const LaunchGiven& given = job.options.run.given;
   for (const LaunchFlag& flag : launch_flags()) {
     auto found = given.flags.find(flag.name);
@@ -127,6 +127,15 @@ fs::path job_folder(const fs::path& jobs, bool make) {
                      .help = "submit from a folder that is yours, or set run.dir"});
     }
   }
+}
+
+// Where the script of a dry run is kept: the file that stdout goes to, else one that whoever
+// reads it is told of.
+fs::path kept_script(const std::string& name, bool json) {
+  std::error_code failed;
+  const fs::path file = fs::read_symlink("/proc/self/fd/1", failed);
+  const bool kept = !json && !failed && fs::is_regular_file(file, failed);
+  return kept ? file : fs::current_path() / (name + ".sbatch");
 }
 
 std::string words_of(const std::vector<std::string>& words) {
@@ -207,13 +216,18 @@ class SlurmSubmission {
 
   int run() {
     const LaunchOptions& options = job_.options;
-    fill(job_folder(job_.jobs, false));
+    if (options.dry_run) {
+      fill_to_keep();
+    } else {
+      fill(job_folder(job_.jobs, false));
+    }
     if (slurm_.options.gpus_unsaid && !options.quiet) {
       say(stderr,
           "one rank per node, and no GPUs are asked for: --nproc_per_node N (or "
           "--slurm_gpus_per_node N) does; --cpu says that none are wanted\n");
     }
     if (options.dry_run) {
+      warn_of_log_folder();
       fmt::print("{}", options.json ? document("", "%j").dump(2) + "\n" : text_);
       return 0;
     }
@@ -239,15 +253,41 @@ class SlurmSubmission {
     return load_job_template("slurm/job.sbatch", job.request.templates_dir);
   }
 
+  // The job runs copies of the files as they are now, in its folder.
   void fill(const fs::path& folder) {
+    Submission inside = job_;
+    if (!job_.train_yaml.empty()) inside.target[0] = (folder / "train.yaml").string();
+    if (!job_.config_file.empty()) inside.config_file = (folder / "default_config.yaml").string();
+    fill(folder, folder / "job.sbatch", inside);
+  }
+
+  // Nothing is written but the script, which may be given to sbatch at any time: it names the files
+  // as they were given, and its log comes to where it was made.
+  void fill_to_keep() {
+    Submission inside = job_;
+    if (!job_.config_file.empty()) inside.config_file = fs::absolute(job_.config_file).string();
+    fill(fs::current_path(), kept_script(job_.name, job_.options.json), inside);
+  }
+
+  void fill(const fs::path& folder, const fs::path& script, const Submission& inside) {
     Diagnostics diagnostics;
     slurm_.options = slurm_options(job_.request, job_.name, folder, diagnostics);
     diagnostics.throw_if_errors();
-    slurm_.script = (folder / "job.sbatch").string();
-    Submission here = job_;
-    if (!job_.train_yaml.empty()) here.target[0] = (folder / "train.yaml").string();
-    slurm_.launch = launch_words(here, folder);
+    slurm_.script = script.string();
+    slurm_.launch = launch_words(inside);
     text_ = slurm_script(slurm_, job_.request, template_);
+  }
+
+  void warn_of_log_folder() const {
+    const fs::path& folder = slurm_.options.output;
+    std::error_code ignored;
+    if (fs::is_directory(folder, ignored)) return;
+    print_warnings({{.code = "slurm.log_folder",
+                     .what = fmt::format("{} is not there, and sbatch makes no folder for a log: "
+                                         "the job would end at once",
+                                         folder.string()),
+                     .help = fmt::format("before sbatch: mkdir -p {}", shell_word(folder.string())),
+                     .severity = Diagnostic::Severity::warning}});
   }
 
   std::string log_of(const std::string& id) const {

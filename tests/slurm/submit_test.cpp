@@ -79,6 +79,37 @@ TEST_CASE("submitted scripts are accepted by bash and shellcheck and sbatch") {
   CHECK_FALSE(fs::exists(slurm.work() / "jobs"));
 }
 
+TEST_CASE("the script of a dry run is kept and runs when it is submitted") {
+  REQUIRE_MESSAGE(Slurm::missing().empty(), Slurm::missing());
+  const Slurm slurm(1);
+  write_tiny(slurm, 3);
+  std::ofstream(slurm.work() / "home.yaml") << "distributed_type: MULTI_CPU\nuse_cpu: true\n";
+  const CommandEnd end = slurm.run(
+      {"sh", "-c",
+       std::string(MTL_PROGRAM) +
+           " submit --cpu --nproc_per_node 2 --config_file home.yaml --dry-run train.yaml "
+           "run.name=dry > dry.sbatch"});
+  CAPTURE(end.err);
+  REQUIRE(end.code == 0);
+  CHECK_FALSE(fs::exists(slurm.work() / "runs"));
+  const fs::path script = slurm.work() / "dry.sbatch";
+  CAPTURE(file_text(script));
+  CHECK(has(file_text(script), "again): sbatch " + script.string() + "\n"));
+  CHECK(has(file_text(script), "\nexport MTL_JOB_SCRIPT=" + script.string() + "\n"));
+  const std::string id = slurm.ask({"sbatch", "--parsable", "dry.sbatch"});
+  const bool done = slurm.reaches(id, {"COMPLETED", "FAILED"});
+  CAPTURE(file_text(slurm.work() / (id + ".log")));
+  CHECK(done);
+  CHECK(slurm.exit_code(id) == "0:0");
+  CHECK(losses(slurm, "dry").size() == 3);
+  CHECK(fs::exists(slurm.work() / "dry.sbatch.begun"));
+  // The folder of the log is the user's affair, and said.
+  const CommandEnd elsewhere = slurm.run(
+      {"sh", "-c", std::string(MTL_PROGRAM) + " submit --cpu --dry-run --output logs true | cat"});
+  CHECK(has(elsewhere.err, "warning[slurm.log_folder]"));
+  CHECK(has(elsewhere.out, "again): sbatch " + (slurm.work() / "true.sbatch").string() + "\n"));
+}
+
 TEST_CASE("the launch in the job knows how long before its end it is warned") {
   REQUIRE_MESSAGE(Slurm::missing().empty(), Slurm::missing());
   const Slurm slurm(1);
