@@ -15,6 +15,7 @@
 #include "launcher/jobs.h"
 #include "launcher/log_reader.h"
 #include "launcher/slurm/follow.h"
+#include "launcher/slurm/job_logs.h"
 #include "runtime/find_run.h"
 
 namespace mtl {
@@ -189,15 +190,37 @@ std::optional<JobView> job_of(const std::string& text) {
   if (text.empty() || fs::exists(text, ignored) || fs::exists(fs::path("runs") / text, ignored)) {
     return std::nullopt;
   }
-  const std::vector<JobView> found = matching_jobs(job_views(true), text);
-  if (!found.empty()) return found.front();
-  if (!is_slurm_id(text)) return std::nullopt;
-  // One that was given in without us, or on another machine.
-  for (const SlurmJobState& job : slurm_job_states(text)) {
-    JobView view{.id = job.id, .name = job.name, .where = "slurm", .state = job.state};
-    view.log = job.output;
-    view.live = !job.ended();
-    return view;
+  const std::vector<JobView> jobs = job_views(true);
+  const bool numbered = is_slurm_id(text);
+  std::vector<JobView> found = matching_jobs(jobs, text);
+  if (found.empty() && !numbered) return std::nullopt;
+  // A task that SLURM has forgotten with its array, of which the record is left.
+  const size_t line = text.find('_');
+  if (found.empty() && line != std::string::npos) {
+    found = matching_jobs(jobs, text.substr(0, line));
+    if (!found.empty()) {
+      JobView task{.id = text, .name = found.front().name, .where = "slurm", .state = "ENDED"};
+      task.log = log_of_task(log_of_array(found.front().log, found.front().id), text);
+      return task;
+    }
+  }
+  if (numbered && (found.empty() || found.front().log.empty())) {
+    // One that was given in without us, or on another machine.
+    const std::string run = found.empty() ? "" : found.front().run;
+    found.clear();
+    for (const SlurmJobState& job : slurm_job_states(text)) {
+      found.push_back(view_of(job));
+      found.back().run = run;
+    }
+  }
+  if (!found.empty()) {
+    JobView job = found.front();
+    if (!numbered || job.id == text) return job;
+    // An array: its tasks together.
+    job.log = log_of_array(job.log, job.id);
+    job.id = text;
+    job.live = std::any_of(found.begin(), found.end(), [](const JobView& one) { return one.live; });
+    return job;
   }
   throw Error(Exit::data, Diagnostic{.code = "logs.missing",
                                      .what = fmt::format("there is no job {}", text),
@@ -218,14 +241,8 @@ int show_job(const JobView& job, const LogsRequest& request) {
     if (!end.detached) fmt::print(stderr, "{}\n", slurm_verdict(end.job));
     return 0;
   }
-  LogReader reader(job.log);
-  if (request.lines) reader.skip_to_last(*request.lines);
-  bool any = false;
-  for (std::string text; reader.read(text); text.clear()) {
-    ears.on_log(text);
-    any = true;
-  }
-  if (!any) {
+  JobLogs logs(job.log, request.lines.value_or(0));
+  if (!logs.finish(ears.on_log)) {
     fmt::print(stderr, "job {} has printed nothing yet{}\n", job.id,
                job.state == "PENDING"
                    ? fmt::format(": it waits ({})", slurm_reason_words(job.reason))

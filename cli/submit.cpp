@@ -163,7 +163,7 @@ std::string successor_of(const std::string& id, const std::string& script) {
   return {};
 }
 
-// `log_of`: where a job of that number prints; "" = nothing is read.
+// `log_of`: where a job of that number prints.
 int wait_for(std::string id, const std::string& script,
              const std::function<std::string(const std::string&)>& log_of, bool quiet) {
   SignalPipe signals;
@@ -238,9 +238,7 @@ class SlurmSubmission {
     announce(id);
     warn_of_shortage();
     if (!slurm_.options.wait) return 0;
-    const auto log = [&](const std::string& one) {
-      return slurm_.options.array ? std::string() : log_of(one);
-    };
+    const auto log = [&](const std::string& one) { return log_of(one); };
     return wait_for(id, slurm_.script, log, options.quiet);
   }
 

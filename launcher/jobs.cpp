@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/slurm/job_logs.h"
 #include "rendezvous/network.h"
 
 namespace mtl {
@@ -208,6 +209,7 @@ std::vector<JobView> join_jobs(const std::vector<JobRecord>& records,
     int64_t when = 0;
     for (const JobRecord* record : known) {
       add_record(view, *record, true);
+      view.log = log_of_task(view.log, view.id);
       when = std::max(when, record->when);
     }
     if (known.empty()) {

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
-#include <optional>
 
 #include <fmt/format.h>
 
-#include "launcher/log_reader.h"
+#include "launcher/slurm/job_logs.h"
 
 namespace mtl {
 
@@ -50,12 +49,8 @@ std::string slurm_verdict(const SlurmJobState& job) {
 
 FollowEnd follow_slurm_job(const std::string& id, const std::string& log, const FollowEars& ears) {
   FollowEnd end;
-  std::optional<LogReader> reader;
-  if (!log.empty()) reader.emplace(log);
-  const auto read_log = [&] {
-    if (!reader) return;
-    for (std::string text; reader->read(text); text.clear()) ears.on_log(text);
-  };
+  JobLogs logs(log);
+  const auto read_log = [&] { logs.read(ears.on_log); };
   std::string said;
   int restarts = 0, silences = 0;
   Clock::time_point next_question{};
@@ -75,7 +70,7 @@ FollowEnd follow_slurm_job(const std::string& id, const std::string& log, const 
     if (jobs.empty()) {
       if (++silences < kSilences && error.find("Invalid job id") == std::string::npos) continue;
       if (end.job.id.empty()) end.job.id = id;
-      read_log();
+      logs.finish(ears.on_log);
       ears.on_notice(fmt::format("SLURM knows nothing of job {} any more{}", id,
                                  error.empty() ? "" : ": " + error));
       return end;
@@ -114,7 +109,7 @@ FollowEnd follow_slurm_job(const std::string& id, const std::string& log, const 
       read_log();
       nanosleep(&kBetweenLooks, nullptr);
     }
-    read_log();
+    logs.finish(ears.on_log);
     end.exit_code = 0;
     for (const SlurmJobState& job : jobs) {
       if (exit_code_of(job) == 0) continue;

@@ -11,7 +11,7 @@
 namespace mtl {
 
 struct FollowEars {
-  std::function<void(std::string_view bytes)> on_log;      // of the job's log, as it is
+  std::function<void(std::string_view bytes)> on_log;      // of the job's log (JobLogs)
   std::function<void(const std::string& line)> on_notice;  // "job 12 waits: ..."
   std::function<bool()> stop;  // asked all the time: true ends the watching, not the job
 };
@@ -22,7 +22,7 @@ struct FollowEnd {
   int exit_code = 1;      // the job's; of an array, the first that is not 0
 };
 
-// `log`: of the job; "" = nothing is read (an array's tasks write many).
+// `log`: of the job, as JobLogs takes it; "" = nothing is read.
 FollowEnd follow_slurm_job(const std::string& id, const std::string& log, const FollowEars& ears);
 
 // What a person is told about a job that has ended: "job 12 failed with exit code 3".

@@ -233,6 +233,17 @@ TEST_CASE("an array is one job of several tasks") {
   CHECK(all);
   const json jobs = listed(slurm);
   for (const char* task : {"_1", "_2", "_3"}) CHECK(row(jobs, id + task)["state"] == "RUNNING");
+  CHECK(row(jobs, id + "_2")["log"].get<std::string>().ends_with("/" + id + "_2.log"));
+  // The logs of all, or of one.
+  const auto logged = [&](const std::string& of) { return slurm.ask(mtl_words({"logs", of})); };
+  for (int i = 0; i < 300 && !has(logged(id), "task 3| task 3\n"); ++i) usleep(50'000);
+  for (const char* task : {"1", "2", "3"}) {
+    CHECK(has(logged(id) + "\n", fmt::format("task {0}| task {0}\n", task)));
+  }
+  CHECK(has(logged(id + "_2"), "task 2"));
+  CHECK_FALSE(has(logged(id + "_2"), "task 3"));
+  Command watched = slurm.start(mtl_words({"logs", "-f", id}));
+  CHECK(watched.says("task 2| task 2", std::chrono::seconds(60)));
   // The ID of all means all.
   const CommandEnd end = slurm.run(mtl_words({"stop", "--now", id}));
   CAPTURE(end.out);
