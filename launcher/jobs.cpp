@@ -83,6 +83,10 @@ fs::path run_of(const std::string& text, int64_t since) {
   return when >= since ? newest : path;
 }
 
+bool is_array_task(const JobView& view) {
+  return view.where == "slurm" && view.id.find('_') != std::string::npos;
+}
+
 void add_progress(JobView& view, int64_t since) {
   const fs::path run = run_of(view.run, since);
   if (run.empty()) return;
@@ -96,12 +100,14 @@ void add_progress(JobView& view, int64_t since) {
     view.steps = static_cast<int64_t>(steps);
   }
   view.loss = number_of(status, "loss");
-  if (view.live) {
+  const std::string word = word_of(status, "state");
+  // Of a run that waits to go on, speed and time left are those of its last start.
+  const bool waits = SlurmJobState{.state = view.state}.pending();
+  if (view.live && !waits && word == "running") {
     view.tokens_per_s = number_of(status, "tokens_per_s");
     view.eta_s = number_of(status, "eta_s");
     view.slow = slow_ranks(status);
   }
-  const std::string word = word_of(status, "state");
   if (view.live || word.empty()) return;
   if (view.where == "slurm") {
     // To SLURM everything but 0 has failed.
@@ -121,7 +127,9 @@ void add_record(JobView& view, const JobRecord& record, bool of_job) {
   if (view.name.empty()) view.name = record.name;
   if (view.log.empty()) view.log = record.log;
   const bool better = of_job && record.pid > 0;
-  if (!record.run.empty() && (view.run.empty() || better)) view.run = record.run;
+  // Who submits an array knows the run of its first task only; each says its own when it begins.
+  const bool known = !is_array_task(view) || better;
+  if (known && !record.run.empty() && (view.run.empty() || better)) view.run = record.run;
   if (view.nodes == 0) view.nodes = record.nodes;
 }
 
@@ -212,7 +220,7 @@ std::vector<JobView> join_jobs(const std::vector<JobRecord>& records,
       view.log = log_of_task(view.log, view.id);
       when = std::max(when, record->when);
     }
-    if (known.empty()) {
+    if (known.empty() && !is_array_task(view)) {
       // Given in by hand: what lies beside the script says more.
       std::ifstream in(fs::path(job.script).parent_path() / "job.json");
       const nlohmann::json json = nlohmann::json::parse(in, nullptr, false);

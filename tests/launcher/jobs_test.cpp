@@ -245,6 +245,55 @@ TEST_CASE("a job of SLURM is one line with what the launch inside it knows") {
   CHECK(jobs[0].state == "ENDED");
 }
 
+TEST_CASE("tasks of an array have runs of their own, and those that wait have none yet") {
+  const mtl::test::TempDir dir;
+  const fs::path first = dir.path() / "runs" / "ax-1", second = dir.path() / "runs" / "ax-2";
+  for (const fs::path& run : {first / "1", second / "1"}) {
+    write_file(run / "resolved.yaml", "");
+    write_file(run / "plan.json", "");
+  }
+  write_file(first / "1" / "status.json", R"({"state":"running","step":7})");
+  write_file(second / "1" / "status.json", R"({"state":"running","step":3})");
+  JobRecord array = slurm_record("41", first.string());
+  array.log = "/jobs/41_%a.log";
+  array.when -= 60;
+  const std::vector<JobRecord> records = {array, slurm_record("41_1", (first / "1").string(), 4711),
+                                          slurm_record("41_2", (second / "1").string(), 4712)};
+  const std::vector<JobView> jobs = newest_starts(join_jobs(
+      records, {{queued("41_1", "RUNNING"), queued("41_2", "RUNNING"), queued("41_3", "PENDING")}},
+      false));
+  REQUIRE(jobs.size() == 3);
+  const auto job = [&](const std::string& id) { return matching_jobs(jobs, id).at(0); };
+  CHECK(job("41_1").run == (first / "1").string());
+  CHECK(job("41_1").step == 7);
+  CHECK(job("41_1").starts == 1);
+  CHECK(job("41_2").run == (second / "1").string());
+  CHECK(job("41_2").step == 3);
+  CHECK(job("41_3").run.empty());
+  CHECK(job("41_3").step == -1);
+  CHECK(job("41_3").log == "/jobs/41_3.log");
+  CHECK(job("41_3").name == "train");
+  CHECK(matching_jobs(jobs, (first / "1").string()).size() == 1);
+}
+
+TEST_CASE("a run that waits to go on has no speed and no time left") {
+  const mtl::test::TempDir dir;
+  const fs::path run = dir.path() / "runs" / "train" / "1";
+  write_file(run / "resolved.yaml", "");
+  const std::vector<JobRecord> records = {slurm_record("12", run.string(), 4711)};
+  const auto job = [&](const char* state, const char* status) {
+    write_file(run / "status.json", status);
+    return join_jobs(records, {{queued("12", state)}}, false).at(0);
+  };
+  const char* stopped = R"({"state":"stopped","step":6,"steps":9,"tokens_per_s":5,"eta_s":0.0})";
+  const char* running = R"({"state":"running","step":6,"steps":9,"tokens_per_s":5,"eta_s":3.0})";
+  CHECK(job("PENDING", stopped).step == 6);
+  CHECK(std::isnan(job("PENDING", stopped).eta_s));
+  CHECK(std::isnan(job("PENDING", running).eta_s));  // its node was lost
+  CHECK(std::isnan(job("RUNNING", stopped).eta_s));  // it begins again
+  CHECK(job("RUNNING", running).eta_s == 3);
+}
+
 TEST_CASE("jobs of SLURM that are none of ours are left out") {
   const mtl::test::TempDir dir;
   SlurmJobState job = queued("12", "RUNNING");
