@@ -87,7 +87,7 @@ std::vector<JobRecord> recorded_jobs() {
   if (folder.empty()) return records;
   const int64_t now = std::time(nullptr);
   for (const auto& entry : fs::directory_iterator(folder, ignored)) {
-    if (entry.path().extension() != ".json") continue;
+    if (entry.path().extension() != ".json" || !entry.is_regular_file(ignored)) continue;
     std::ifstream in(entry.path());
     const nlohmann::json json = nlohmann::json::parse(in, nullptr, false);
     if (!json.is_object() || text_of(json, "schema") != "mtl.job/1") continue;

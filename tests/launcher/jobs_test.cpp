@@ -64,6 +64,7 @@ TEST_CASE("jobs are recorded and found again") {
   record_job(slurm_record("12", "/runs/y/1", getpid()));
   write_file(job_registry() / "bad.json", "{");
   write_file(job_registry() / "other.json", "[1]");
+  fs::create_directories(job_registry() / "folder.json");
   std::vector<JobRecord> found = recorded_jobs();
   CHECK(found.size() == 3);
   const auto own = std::find_if(found.begin(), found.end(),
