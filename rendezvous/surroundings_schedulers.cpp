@@ -104,7 +104,15 @@ void SurroundingsReader::slurm_component(const std::string& suffix) {
          "do not set these variables by hand: SLURM does");
   }
   out_.nodes += nodes;
-  const std::vector<int> tasks = tasks_per_node("SLURM_TASKS_PER_NODE" + suffix);
+  const std::string counts = "SLURM_TASKS_PER_NODE" + suffix;
+  const std::vector<int> tasks = tasks_per_node(counts);
+  const bool all = static_cast<int>(tasks.size()) == nodes &&
+                   std::all_of(tasks.begin(), tasks.end(), [](int count) { return count > 0; });
+  if (nodes > 0 && !tasks.empty() && !all) {
+    fail(fmt::format("{}={} are no tasks for each of {} node{}", counts, text(counts.c_str()),
+                     nodes, nodes == 1 ? "" : "s"),
+         "do not set these variables by hand: SLURM does");
+  }
   out_.tasks_per_node.insert(out_.tasks_per_node.end(), tasks.begin(), tasks.end());
   if (!suffix.empty()) out_.tasks_per_node.resize(static_cast<size_t>(out_.nodes), 1);
   slurm_share(suffix, nodes, tasks);

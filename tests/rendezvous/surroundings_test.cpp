@@ -260,6 +260,18 @@ TEST_CASE("the shell of salloc is an allocation") {
   }
 }
 
+TEST_CASE("numbers of tasks that are not those of the nodes are an error") {
+  for (const char* counts : {"2", "2(x3)", "0(x2)", "2,0", "1(x9)"}) {
+    CAPTURE(counts);
+    Diagnostics diagnostics;
+    seen(with(kBatch, {{"SLURM_TASKS_PER_NODE", counts}}), diagnostics);
+    REQUIRE(diagnostics.has_errors());
+    CHECK(diagnostics.all().front().code == "surroundings.value");
+    CHECK(diagnostics.all().front().what ==
+          std::string("SLURM_TASKS_PER_NODE=") + counts + " are no tasks for each of 2 nodes");
+  }
+}
+
 TEST_CASE("a job that was submitted from within a step has that step's variables") {
   const Env outer = {{"SLURM_STEP_ID", "0"},
                      {"SLURM_STEP_NUM_TASKS", "1"},
