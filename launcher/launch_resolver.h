@@ -92,6 +92,7 @@ class LaunchResolver {
   void read_hosts();
   bool wants_allocation() const;
   void finish_allocation();
+  void finish_step();
   void finish_nodes();
   void finish_counts();
   void finish_layout();
@@ -125,6 +126,7 @@ class LaunchResolver {
   Layered<int> total_, per_node_, machine_rank_, port_;
   Layered<Nodes> nodes_;
   Layered<bool> cpu_, multi_gpu_, standalone_;
+  bool node_of_step_ = false;  // srun has started this on each node, and says how many there are
   Layered<std::string> via_, hosts_, hostfile_, address_, token_file_, tee_, redirects_;
   std::string hostfile_key_;  // of the configuration file, where that names the hostfile
   std::string deepspeed_hostfile_origin_;  // "" = the file

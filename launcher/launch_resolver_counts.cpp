@@ -14,6 +14,7 @@ void LaunchResolver::finish_hosts() {
     hostfile_ = {};
     return finish_allocation();
   }
+  finish_step();
   // DeepSpeed's own name for it counts where DeepSpeed does.
   if (const auto file = r_.config.plugins.find("deepspeed_hostfile");
       file != r_.config.plugins.end() && r_.config.distributed_type == "DEEPSPEED" &&
@@ -157,7 +158,8 @@ void LaunchResolver::finish_counts() {
   } else if (!hosts && r_.local_ranks <= 0) {
     const NodeHardware hardware = inspect_hardware(false);
     // accelerate wants the number here; GPUs can be counted, and nothing else says it.
-    const bool from_file = !r_.config.path.empty() && r_.config.distributed_type != "NO" &&
+    const bool from_file = !node_of_step_ && !r_.config.path.empty() &&
+                           r_.config.distributed_type != "NO" &&
                            r_.local_ranks == LaunchRequest::kAuto && !per_node_.said();
     if (from_file && hardware.gpus.empty() && !r_.config.use_cpu) {
       fail("launch.processes",

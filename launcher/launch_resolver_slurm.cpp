@@ -19,6 +19,19 @@ bool LaunchResolver::wants_allocation() const {
   return around.is_allocation() && !around.node_names.empty() && r_.via.empty() && !otherwise;
 }
 
+// A task of srun is one of the job's nodes: what the configuration file says of machines and ranks
+// is as little meant for it as for an allocation. Who says by hand which machine this is, or where
+// all meet, has a file to go with it.
+void LaunchResolver::finish_step() {
+  const Surroundings& around = r_.allocation;
+  const bool by_hand = standalone_.said() || hosts_.said() || hostfile_.said() ||
+                       machine_rank_.layer > kSurroundings || endpoint_.layer > kSurroundings;
+  if (around.launcher != Launcher::slurm || !around.task || !r_.via.empty() || by_hand) return;
+  node_of_step_ = true;
+  if (total_.layer == kFile) total_ = {};
+  if (nodes_.layer == kFile) nodes_ = {};
+}
+
 void LaunchResolver::finish_allocation() {
   const Surroundings& around = r_.allocation;
   // The configuration file says what a person has at home; what a train.yaml says is meant.

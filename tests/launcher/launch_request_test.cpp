@@ -30,6 +30,34 @@ TEST_CASE("a stop for a scheduler's warning has most of the time that is left") 
   CHECK(grace_in(Launcher::slurm, values({{"slurm_time", "1:00"}})) == seconds(30));
 }
 
+TEST_CASE("a configuration file does not count in a task of srun") {
+  const LaunchConfig file =
+      file_of("distributed_type: MULTI_CPU\nuse_cpu: true\nnum_machines: 3\nnum_processes: 6\n");
+  const auto in_step = [&](int nodes, const Values& flags) {
+    LaunchGiven given;
+    given.around.launcher = Launcher::slurm;
+    given.around.task = Surroundings::Task{.world = nodes, .local_world = 1, .nodes = nodes};
+    given.flags = values(flags);
+    // As launch_surroundings says it.
+    if (nodes > 1) {
+      given.surroundings = values({{"num_machines", std::to_string(nodes)},
+                                   {"machine_rank", "0"},
+                                   {"main_process_ip", "10.0.0.1"}});
+    }
+    Diagnostics diagnostics;
+    const LaunchRequest request = resolve_launch(file, given, false, diagnostics);
+    for (const Diagnostic& one : diagnostics.all()) CAPTURE(one.what);
+    CHECK_FALSE(diagnostics.has_errors());
+    return fmt::format("{} x {}", request.max_nodes, request.local_ranks);
+  };
+  CHECK(in_step(2, {}) == "2 x 1");
+  CHECK(in_step(1, {}) == "1 x 1");
+  CHECK(in_step(2, {{"num_processes", "4"}}) == "2 x 2");
+  CHECK(in_step(2, {{"nproc_per_node", "3"}}) == "2 x 3");
+  CHECK(in_step(1, {{"standalone", "true"}, {"num_processes", "6"}}) == "1 x 6");
+  CHECK(in_step(1, {{"machine_rank", "0"}, {"main_process_ip", "10.0.0.1"}}) == "3 x 2");
+}
+
 TEST_CASE("truth values are what they say") {
   for (const char* no : {"false", "0", "no", "off", "False"}) CHECK(truth_of(no) == false);
   for (const char* yes : {"true", "1", "yes", "on", "True"}) CHECK(truth_of(yes) == true);
