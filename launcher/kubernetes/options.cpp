@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdlib>
+#include <regex>
 #include <set>
 #include <string_view>
 
@@ -75,14 +76,19 @@ bool is_quantity(std::string_view text) {
          suffixes.contains(text.substr(at));
 }
 
-// registry.example.org:5000/group/image:tag@sha256:0123...
+// registry.example.org:5000/group/image:tag@sha256:0123... as container runtimes read it (the
+// grammar of distribution/reference): upper case is for the registry and the tag, and a digest is
+// whole.
 bool is_image(std::string_view text) {
-  return !text.empty() && text.size() < 512 && is_alnum(text.front()) && is_alnum(text.back()) &&
-         text.find("//") == std::string_view::npos &&
-         std::all_of(text.begin(), text.end(), [](char c) {
-           return is_alnum(c) || c == '.' || c == '-' || c == '_' || c == '/' || c == ':' ||
-                  c == '@';
-         });
+  static const std::string label = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?";
+  static const std::string part = "[a-z0-9]+(?:(?:\\.|__?|-+)[a-z0-9]+)*";
+  static const std::regex image(
+      fmt::format(
+          "(?:{0}(?:\\.{0})*(?::[0-9]+)?/)?{1}(?:/{1})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?"
+          "(?:@(?:sha256:[0-9a-f]{{64}}|sha512:[0-9a-f]{{128}}))?",
+          label, part),
+      std::regex::optimize);
+  return text.size() < 512 && std::regex_match(text.begin(), text.end(), image);
 }
 
 bool is_path(std::string_view text) {
@@ -344,6 +350,12 @@ class Options {
       if (!whole || !is_variable(one.variable) || !is_subdomain(one.secret) || one.key.empty() ||
           !is_label_value(one.key)) {
         wrong("env_secret", value, "VARIABLE=SECRET:KEY");
+      } else if (one.variable == "MTL_TOKEN_FILE" || one.variable == "MTL_CONFIG_FILE") {
+        wrong("env_secret", value, "another variable than those that mtl gives its pods");
+      } else if (std::ranges::any_of(out_.env_secrets, [&](const auto& other) {
+                   return other.variable == one.variable;
+                 })) {
+        wrong("env_secret", value, "a variable that is not taken yet");
       } else {
         out_.env_secrets.push_back(std::move(one));
       }
