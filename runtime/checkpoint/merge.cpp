@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "common/error.h"
 #include "common/files.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/elements_as_double.h"
@@ -45,6 +46,18 @@ void write_atomic(const fs::path& path, const std::vector<CheckpointTensor>& ten
   as_write_error(path, [&] { replacement->finish(); });
 }
 
+// A checkpoint's own file may be what is named; and weights beside an index, or a whole file, of
+// other weights would be read as one model with them.
+void refuse_existing(const std::vector<fs::path>& files) {
+  for (const fs::path& file : files) {
+    std::error_code unknown;
+    if (!fs::exists(fs::symlink_status(file, unknown))) continue;
+    throw Error(Exit::usage, {.code = "ckpt.exists",
+                              .what = file.string() + " is there already",
+                              .help = "give the name of a new file, or remove this one"});
+  }
+}
+
 }  // namespace
 
 std::vector<fs::path> merge_weights(const fs::path& checkpoint, const fs::path& out,
@@ -67,7 +80,17 @@ std::vector<fs::path> merge_weights(const fs::path& checkpoint, const fs::path& 
     total += bytes;
   }
   const fs::path whole = fs::absolute(out);
-  as_write_error(whole, [&] { make_directories(whole.parent_path()); });
+  const fs::path folder = whole.parent_path();
+  const std::string index = whole.stem().string() + ".safetensors.index.json";
+  std::vector<std::string> names;
+  for (size_t i = 0; i < files.size(); ++i) {
+    names.push_back(
+        fmt::format("{}-{:05d}-of-{:05d}.safetensors", whole.stem().string(), i + 1, files.size()));
+  }
+  std::vector<fs::path> made = {whole, folder / index};
+  for (const std::string& name : names) made.push_back(folder / name);
+  refuse_existing(made);
+  as_write_error(whole, [&] { make_directories(folder); });
   if (files.size() == 1) {
     write_atomic(whole, files[0]);
     return {out};
@@ -75,17 +98,13 @@ std::vector<fs::path> merge_weights(const fs::path& checkpoint, const fs::path& 
   std::vector<fs::path> written;
   nlohmann::json map = nlohmann::json::object();
   for (size_t i = 0; i < files.size(); ++i) {
-    const std::string name =
-        fmt::format("{}-{:05d}-of-{:05d}.safetensors", whole.stem().string(), i + 1, files.size());
-    write_atomic(whole.parent_path() / name, files[i]);
-    for (const CheckpointTensor& tensor : files[i]) map[tensor.name] = name;
-    written.push_back(out.parent_path() / name);
+    write_atomic(folder / names[i], files[i]);
+    for (const CheckpointTensor& tensor : files[i]) map[tensor.name] = names[i];
+    written.push_back(out.parent_path() / names[i]);
   }
-  const std::string index = whole.stem().string() + ".safetensors.index.json";
   const nlohmann::json json = {{"metadata", {{"total_size", total}}},
                                {"weight_map", std::move(map)}};
-  as_write_error(whole.parent_path() / index,
-                 [&] { write_file_atomic(whole.parent_path() / index, json.dump(2) + "\n"); });
+  as_write_error(folder / index, [&] { write_file_atomic(folder / index, json.dump(2) + "\n"); });
   written.push_back(out.parent_path() / index);
   return written;
 }

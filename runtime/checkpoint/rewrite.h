@@ -20,7 +20,8 @@ void average_checkpoints(const std::vector<std::filesystem::path>& checkpoints,
 // All weights, without optimizer, under their public names. `dtype`: of all floating-point weights;
 // otherwise as stored. With `max_file_bytes` > 0, and more weights than that, the files are
 // STEM-00001-of-0000N.safetensors and STEM.safetensors.index.json, as transformers reads them; a
-// tensor is never cut. Returns the files. Throws Error (Exit::environment) ckpt.write.
+// tensor is never cut. Returns the files. Throws Error: ckpt.exists (Exit::usage) where `out`, the
+// index or one of the files is there already; ckpt.write (Exit::environment).
 std::vector<std::filesystem::path> merge_weights(const std::filesystem::path& checkpoint,
                                                  const std::filesystem::path& out,
                                                  std::optional<DType> dtype,

@@ -176,6 +176,9 @@ TEST_CASE("mtl ckpt: a run's checkpoints listed, shown, compared, rewritten and 
     CHECK(fs::exists(shell.dir() / "out" / file.get<std::string>()));
   }
   CHECK(shell.mtl({"ckpt", "merge", run, "--max_shard_size", "much"}).code == 2);
+  const Outcome nameless = shell.mtl({"ckpt", "merge", run, "-o", ""});
+  CHECK(nameless.code == 2);
+  CHECK(has(nameless.err, "mtl ckpt merge wants -o FILE"));
 
   const Outcome would = shell.mtl({"ckpt", "prune", "--keep_last", "1", "--keep_every", "10",
                                    "--keep_best", "0", "--dry_run", "--json", run});
@@ -187,15 +190,19 @@ TEST_CASE("mtl ckpt: a run's checkpoints listed, shown, compared, rewritten and 
           .code == 0);
   CHECK(steps_of(shell, run) == std::vector<int64_t>{20, 10});
 
-  // What is there is replaced when all is written, and what is no file is not.
+  // What is there stays: a checkpoint's own files, and any other.
   shell.write("whole.safetensors.tmp", "precious");
   CHECK(shell.mtl({"ckpt", "merge", run, "-o", "whole.safetensors"}).code == 0);
   CHECK(file_text(shell.dir() / "whole.safetensors.tmp") == "precious");
   REQUIRE(::mkfifo((shell.dir() / "pipe").c_str(), 0600) == 0);
   const Outcome into_pipe = shell.mtl({"ckpt", "merge", run, "-o", "pipe"});
-  CHECK(into_pipe.code == 4);
-  CHECK(has(into_pipe.err, "it is no file"));
+  CHECK(into_pipe.code == 2);
+  CHECK(has(into_pipe.err, "pipe is there already"));
   CHECK(fs::is_fifo(shell.dir() / "pipe"));
+  const Outcome onto_itself =
+      shell.mtl({"ckpt", "merge", step10, "-o", step10 + "/model-r00000.safetensors"});
+  CHECK(onto_itself.code == 2);
+  CHECK(has(onto_itself.err, "error[ckpt.exists]"));
 
   // Every file and every tensor that is damaged is named.
   CHECK(shell.mtl({"ckpt", "verify", run}).code == 0);

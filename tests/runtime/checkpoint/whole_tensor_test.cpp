@@ -174,5 +174,44 @@ TEST_CASE("merge: weights alone, in the type that is asked for, nearest even") {
   CHECK(std::isnan(element_as_double(DType::bf16, bits.data(), 4)));
 }
 
+TEST_CASE("merge: what is there already stays, and is not mixed with other weights") {
+  TempDir dir;
+  CheckpointTensor tensor;
+  std::vector<float> values(100, 1);
+  std::vector<CheckpointTensor> tensors;
+  for (const char* name : {"a", "b"}) {
+    tensor.name = name;
+    tensor.shape = tensor.local_shape = {100};
+    tensor.rects = {{{0}, {0}, tensor.shape}};
+    tensor.data = values.data();
+    tensor.count = 100;
+    tensors.push_back(tensor);
+  }
+  write_new_checkpoint(dir.path() / "model", {{"step", 1}}, {}, {tensors});
+  const auto files_of_merge = [&](const char* out, int64_t most) -> size_t {
+    try {
+      return merge_weights(dir.path() / "model", dir.path() / out, std::nullopt, most).size();
+    } catch (const Error& error) {
+      CHECK(error.exit() == Exit::usage);
+      CHECK(error.diagnostics()[0].code == "ckpt.exists");
+      return 0;
+    }
+  };
+  CHECK(files_of_merge("model/manifest.json", 0) == 0);
+  CHECK(files_of_merge("whole/m.safetensors", 0) == 1);
+  CHECK(files_of_merge("whole/m.safetensors", 0) == 0);
+  CHECK(files_of_merge("whole/m.safetensors", 500) == 0);
+  CHECK(files_of_merge("parts/m.safetensors", 500) == 3);
+  CHECK(files_of_merge("parts/m.safetensors", 500) == 0);
+  CHECK(files_of_merge("parts/m.safetensors", 0) == 0);
+  fs::remove(dir.path() / "parts/m.safetensors.index.json");
+  CHECK(files_of_merge("parts/m.safetensors", 500) == 0);
+  size_t entries = 0;
+  for (const auto& file : fs::recursive_directory_iterator(dir.path())) {
+    entries += !file.is_directory();
+  }
+  CHECK(entries == 3 + 1 + 2);  // the checkpoint's, and nothing half written
+}
+
 }  // namespace
 }  // namespace mtl
