@@ -8,9 +8,28 @@
 #include "cli/data.h"
 #include "common/error.h"
 #include "common/files.h"
+#include "common/same_file.h"
+#include "runtime/data/text_input.h"
 #include "runtime/data/tokenizer/train_bpe.h"
 
 namespace mtl {
+
+namespace {
+
+// A glob that the shell expands behind -o leaves one of the texts there.
+void refuse_input(const std::string& output, const std::vector<std::string>& names) {
+  for (const TextInput& input : find_inputs(names, "").files) {
+    if (input.path == "-" || !same_regular_file(input.path, output)) continue;
+    throw Error(Exit::usage,
+                {.code = "usage.value",
+                 .what = fmt::format("the tokenizer would replace {}, a text that it is to learn "
+                                     "from",
+                                     input.path),
+                 .help = "name another file with -o, such as tokenizer.json"});
+  }
+}
+
+}  // namespace
 
 int command_data_train_tokenizer(const Arguments& args) {
   TokenizerTraining training;
@@ -61,6 +80,7 @@ int command_data_train_tokenizer(const Arguments& args) {
                                      training.vocab, training.special.size()),
                  .help = fmt::format("use at least {}", 256 + training.special.size())});
   }
+  refuse_input(output, files);
   const bool shows = ::isatty(STDERR_FILENO) != 0;
   const auto progress = [&](int64_t bytes) {
     if (shows) fmt::print(stderr, "\r{:.0f} MB read", static_cast<double>(bytes) / 1e6);

@@ -19,7 +19,9 @@
 #include "cli/plan_text.h"
 #include "cli/plan_words.h"
 #include "cli/run_request.h"
+#include "common/error.h"
 #include "common/files.h"
+#include "common/same_file.h"
 #include "common/terminal.h"
 #include "common/yaml.h"
 #include "common/yaml_edit.h"
@@ -361,6 +363,24 @@ void need(bool given, bool with, const char* option, const char* needs) {
                                       .help = fmt::format("add {}, or leave it out", needs)});
 }
 
+// A drawing in the place of the settings that it shows would be all that is left of them.
+void refuse_settings(const Wanted& wanted) {
+  std::vector<std::string> read = {wanted.train_yaml};
+  for (const char* file : {"config_file", "hostfile"}) {
+    const auto given = wanted.options.given.flags.find(file);
+    if (given != wanted.options.given.flags.end()) read.push_back(given->second.texts.back());
+  }
+  for (const std::string& file : read) {
+    if (!same_regular_file(file, wanted.svg)) continue;
+    throw Error(Exit::usage,
+                Diagnostic{.code = "usage.value",
+                           .what = fmt::format("--svg {} would replace {}, which the plan is made "
+                                               "from",
+                                               wanted.svg, file),
+                           .help = "name another file for the drawing, such as step.svg"});
+  }
+}
+
 // Beyond, sums are no numbers any more.
 void at_most(double value, double most, const char* option) {
   if (value <= most) return;
@@ -394,6 +414,7 @@ int command_plan(const Arguments& args) {
                    .help = "with --write, draw what was written: mtl plan --svg FILE "
                            "train.yaml"});
   }
+  refuse_settings(wanted);
   at_most(wanted.jitter, 1e3, "--jitter");
   at_most(wanted.failures.mtbf_hours, 1e12, "--mtbf");
   at_most(wanted.failures.checkpoint_s, 1e9, "--checkpoint-time");

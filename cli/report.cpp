@@ -1,6 +1,9 @@
 // mtl report: what a run, or several, did: a page to read, or numbers.
 #include "runtime/report/report.h"
 
+#include <filesystem>
+#include <system_error>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -11,6 +14,27 @@
 #include "runtime/report/compare.h"
 
 namespace mtl {
+
+namespace {
+
+// A run's own files are all that there is of it, but for the page, which is made again.
+void refuse_file_of(const std::vector<std::filesystem::path>& runs,
+                    const std::filesystem::path& file) {
+  std::error_code unknown;
+  const std::filesystem::path place = std::filesystem::weakly_canonical(file, unknown);
+  if (unknown || !std::filesystem::exists(place, unknown) || place.extension() == ".html") return;
+  for (const std::filesystem::path& run : runs) {
+    const std::filesystem::path folder = std::filesystem::canonical(run, unknown);
+    if (unknown || place.lexically_relative(folder).string().starts_with("..")) continue;
+    throw Error(Exit::usage, {.code = "usage.value",
+                              .what = fmt::format("the report would replace {}, a file of the run "
+                                                  "{}",
+                                                  file.string(), run.string()),
+                              .help = "name another file with -o, such as report.html"});
+  }
+}
+
+}  // namespace
 
 int command_report(const Arguments& args) {
   std::string file;
@@ -55,6 +79,7 @@ int command_report(const Arguments& args) {
   }
   const std::filesystem::path path =
       file.empty() ? dirs.front() / "report.html" : std::filesystem::path(file);
+  refuse_file_of(dirs, path);
   write_report(runs, path);
   fmt::print("{}\n", path.string());
   return 0;

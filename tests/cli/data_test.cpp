@@ -150,5 +150,30 @@ TEST_CASE("mtl data tokenize: standard input and mistakes") {
   mistake({"in.jsonl", "-o", "x", "--tokenizer", "bytes"}, 6, "data.exists");
 }
 
+TEST_CASE("mtl data train-tokenizer: the texts are not replaced by the tokenizer") {
+  const Shell shell;
+  shell.write("texts/a.txt", "a text, a text");
+  shell.write("texts/b.txt", "another");
+  fs::create_symlink("texts/a.txt", shell.dir() / "link.json");
+  const auto train = [&](const std::vector<std::string>& rest) {
+    std::vector<std::string> args = {"data", "train-tokenizer", "--vocab", "260", "-o"};
+    args.insert(args.end(), rest.begin(), rest.end());
+    return shell.mtl(args);
+  };
+  // The second is what the shell makes of -o texts/*.txt.
+  for (const std::vector<std::string>& rest :
+       {std::vector<std::string>{"texts/a.txt", "texts/a.txt", "texts/b.txt"},
+        {"texts/a.txt", "texts/../texts/a.txt"},
+        {"link.json", "texts/a.txt"},
+        {"texts/a.txt", "texts"},
+        {"texts/a.txt", "texts/*.txt"}}) {
+    const Outcome outcome = train(rest);
+    CHECK(outcome.code == 2);
+    CHECK(has(outcome.err, "would replace texts/"));
+    CHECK(file_text(shell.dir() / "texts/a.txt") == "a text, a text");
+  }
+  for (int times = 0; times < 2; ++times) CHECK(train({"new.json", "texts"}).code == 0);
+}
+
 }  // namespace
 }  // namespace mtl

@@ -27,6 +27,27 @@ TEST_CASE("report writes a page into the run's folder and prints its path") {
   CHECK_FALSE(fs::exists(shell.dir() / "runs/b/20260101-000000-bbbb/report.html"));
 }
 
+TEST_CASE("report replaces its page, and none of a run's other files") {
+  const Shell shell;
+  const std::string run = "runs/a/20260101-000000-aaaa";
+  const std::string metrics = "{\"step\":1,\"loss\":2.5}\n";
+  shell.write(run + "/resolved.yaml", "lr:\n  max: 0.1  # train.yaml\n");
+  shell.write(run + "/metrics.jsonl", metrics);
+  fs::create_symlink(run + "/metrics.jsonl", shell.dir() / "link.html");
+  for (const std::string& out :
+       {run + "/metrics.jsonl", "runs/../" + run + "/metrics.jsonl", std::string("link.html")}) {
+    CAPTURE(out);
+    const Outcome outcome = shell.mtl({"report", "a", "-o", out});
+    CHECK(outcome.code == 2);
+    CHECK(has(outcome.err, "would replace " + out));
+    CHECK(file_text(shell.dir() / run / "metrics.jsonl") == metrics);
+  }
+  for (int times = 0; times < 2; ++times) {
+    CHECK(shell.mtl({"report", "a", "-o", run + "/report.html"}).code == 0);
+    CHECK(shell.mtl({"report", "a", "-o", "page"}).code == 0);
+  }
+}
+
 TEST_CASE("what is no run is told what to give in its place") {
   const Shell shell;
   shell.write("runs/shakespeare/20260101-000000-aaaa/resolved.yaml", "");

@@ -56,6 +56,11 @@ TEST_CASE("plan says what a run needs and starts nothing") {
   const Outcome nowhere = shell.mtl({"plan", "--svg", "no/step.svg", "train.yaml"});
   CHECK(nowhere.code == 4);
   CHECK(has(nowhere.err, "error[file."));
+  const std::string settings = file_text(shell.dir() / "train.yaml");
+  const Outcome onto = shell.mtl({"plan", "--svg", "./train.yaml", "train.yaml"});
+  CHECK(onto.code == 2);
+  CHECK(has(onto.err, "--svg ./train.yaml would replace train.yaml"));
+  CHECK(file_text(shell.dir() / "train.yaml") == settings);
   CHECK_FALSE(fs::exists(shell.dir() / "runs"));
 }
 
