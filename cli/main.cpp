@@ -3,6 +3,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <new>
 #include <string>
 #include <system_error>
@@ -11,6 +12,7 @@
 
 #include "cli/commands.h"
 #include "common/error.h"
+#include "common/refused_path.h"
 #include "common/terminal.h"
 
 namespace {
@@ -60,6 +62,8 @@ int main(int argc, char** argv) {
                     .what = "this machine has no memory left for mtl",
                     .help = "see what the run needs with: mtl plan train.yaml"}},
                   mtl::Exit::out_of_memory);
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report({mtl::refused_path(error)}, mtl::Exit::environment);
   } catch (const std::system_error& error) {
     // fmt's, where stdout takes no more.
     if (std::ferror(stdout) != 0) return lost_output(error.code().value());

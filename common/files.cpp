@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "common/refused_path.h"
 
 namespace mtl {
 
@@ -25,42 +26,7 @@ namespace fs = std::filesystem;
 
 [[noreturn]] void fail(const std::string& code, const std::string& action, const fs::path& path,
                        int error) {
-  Diagnostic diagnostic;
-  diagnostic.code = code;
-  diagnostic.what = fmt::format("cannot {} {}: {}", action, path.string(),
-                                std::generic_category().message(error));
-  diagnostic.place = Place{path.string()};
-  switch (error) {
-    case ENOENT:
-    case ENOTDIR:
-      diagnostic.help =
-          "check the spelling of the path; relative paths start at the directory "
-          "that the command was started in";
-      break;
-    case EACCES:
-    case EPERM:
-      diagnostic.help = "check the permissions of the path and of the directories above it";
-      break;
-    case EROFS:
-      diagnostic.help = "that file system can only be read: name another place";
-      break;
-    case EFBIG:
-      diagnostic.help = "files may not be as large here: see ulimit -f";
-      break;
-    case ELOOP:
-      diagnostic.help = "its links lead in a circle: correct or remove them";
-      break;
-    case ENOSPC:
-    case EDQUOT:
-      diagnostic.help = "free some space on that file system (see: df -h) and run it again";
-      break;
-    case EISDIR:
-      diagnostic.help = "name a file inside that directory";
-      break;
-    default:
-      break;
-  }
-  throw Error(Exit::environment, std::move(diagnostic));
+  throw Error(Exit::environment, refused_path(code, action, path, error));
 }
 
 Fd open_or_fail(const std::string& code, const std::string& action, const fs::path& path, int flags,

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
+#include "common/refused_path.h"
 #include "common/text.h"
 #include "common/utf8.h"
 #include "runtime/data/tokenizer/byte_alphabet.h"
@@ -36,6 +37,11 @@ std::string read(const fs::path& path) {
     throw Error(Exit::data,
                 Diagnostic{.code = code, .what = std::move(what), .help = std::move(help)});
   };
+  // It may be there, in a folder that is not for us.
+  if (error) {
+    fail("data.unreadable", refused_path("", "access", path, error.value()).what,
+         "make the file readable for this user on every node");
+  }
   if (!there) {
     fail("data.missing", fmt::format("the tokenizer file '{}' does not exist", path.string()),
          "relative paths start at the directory where the command runs");
