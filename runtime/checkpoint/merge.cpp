@@ -9,6 +9,7 @@
 #include "common/files.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/elements_as_double.h"
+#include "runtime/checkpoint/fp16_range.h"
 #include "runtime/checkpoint/rewrite.h"
 #include "runtime/checkpoint/whole_tensor.h"
 #include "runtime/checkpoint/write_error.h"
@@ -23,19 +24,21 @@ namespace {
 // One weight, in the type that is wanted.
 CheckpointTensor weight(CheckpointReader& reader, const TensorInfo& tensor, DType stored,
                         DType wanted) {
-  return streamed(
-      tensor, wanted, [&reader, tensor, stored, wanted](int64_t at, int64_t n, void* to) {
-        if (stored == wanted) return read_elements(reader, tensor, stored, at, n, to);
-        std::vector<char> piece;
-        for (int64_t done = 0; done < n; done += kPieceElements) {
-          const int64_t count = std::min(kPieceElements, n - done);
-          piece.resize(static_cast<size_t>(count * bytes_of(stored)));
-          read_elements(reader, tensor, stored, at + done, count, piece.data());
-          for (int64_t i = 0; i < count; ++i) {
-            store_double(wanted, element_as_double(stored, piece.data(), i), to, done + i);
-          }
-        }
-      });
+  return streamed(tensor, wanted,
+                  [&reader, tensor, stored, wanted](int64_t at, int64_t n, void* to) {
+                    if (stored == wanted) return read_elements(reader, tensor, stored, at, n, to);
+                    std::vector<char> piece;
+                    for (int64_t done = 0; done < n; done += kPieceElements) {
+                      const int64_t count = std::min(kPieceElements, n - done);
+                      piece.resize(static_cast<size_t>(count * bytes_of(stored)));
+                      read_elements(reader, tensor, stored, at + done, count, piece.data());
+                      for (int64_t i = 0; i < count; ++i) {
+                        const double value = element_as_double(stored, piece.data(), i);
+                        if (wanted == DType::f16) require_fp16(tensor.name, value);
+                        store_double(wanted, value, to, done + i);
+                      }
+                    }
+                  });
 }
 
 // Beside `path`, and under its name when it is complete.
@@ -97,14 +100,21 @@ std::vector<fs::path> merge_weights(const fs::path& checkpoint, const fs::path& 
   }
   std::vector<fs::path> written;
   nlohmann::json map = nlohmann::json::object();
-  for (size_t i = 0; i < files.size(); ++i) {
-    write_atomic(folder / names[i], files[i]);
-    for (const CheckpointTensor& tensor : files[i]) map[tensor.name] = names[i];
-    written.push_back(out.parent_path() / names[i]);
+  try {
+    for (size_t i = 0; i < files.size(); ++i) {
+      write_atomic(folder / names[i], files[i]);
+      for (const CheckpointTensor& tensor : files[i]) map[tensor.name] = names[i];
+      written.push_back(out.parent_path() / names[i]);
+    }
+    const nlohmann::json json = {{"metadata", {{"total_size", total}}},
+                                 {"weight_map", std::move(map)}};
+    as_write_error(folder / index, [&] { write_file_atomic(folder / index, json.dump(2) + "\n"); });
+  } catch (...) {
+    // Without the rest they are nothing, and would be in the way of the same command again.
+    std::error_code ignored;
+    for (const fs::path& file : written) fs::remove(folder / file.filename(), ignored);
+    throw;
   }
-  const nlohmann::json json = {{"metadata", {{"total_size", total}}},
-                               {"weight_map", std::move(map)}};
-  as_write_error(folder / index, [&] { write_file_atomic(folder / index, json.dump(2) + "\n"); });
   written.push_back(out.parent_path() / index);
   return written;
 }

@@ -21,7 +21,8 @@ void average_checkpoints(const std::vector<std::filesystem::path>& checkpoints,
 // otherwise as stored. With `max_file_bytes` > 0, and more weights than that, the files are
 // STEM-00001-of-0000N.safetensors and STEM.safetensors.index.json, as transformers reads them; a
 // tensor is never cut. Returns the files. Throws Error: ckpt.exists (Exit::usage) where `out`, the
-// index or one of the files is there already; ckpt.write (Exit::environment).
+// index or one of the files is there already; ckpt.range (Exit::data), fp16_range.h; ckpt.write
+// (Exit::environment).
 std::vector<std::filesystem::path> merge_weights(const std::filesystem::path& checkpoint,
                                                  const std::filesystem::path& out,
                                                  std::optional<DType> dtype,

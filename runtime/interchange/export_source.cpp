@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/half.h"
+#include "runtime/checkpoint/fp16_range.h"
 
 namespace mtl {
 
@@ -25,13 +26,14 @@ std::vector<float> ExportSource::read(const std::string& name, const std::vector
   return values;
 }
 
-std::string to_dtype(const std::vector<float>& values, DType dtype) {
+std::string to_dtype(const std::vector<float>& values, DType dtype, const std::string& tensor) {
   std::string bytes(values.size() * static_cast<size_t>(bytes_of(dtype)), '\0');
   if (dtype == DType::f32) {
     std::memcpy(bytes.data(), values.data(), bytes.size());
     return bytes;
   }
   for (size_t i = 0; i < values.size(); ++i) {
+    if (dtype == DType::f16) require_fp16(tensor, values[i]);
     const uint16_t half = dtype == DType::bf16 ? f32_to_bf16(values[i]) : f32_to_f16(values[i]);
     std::memcpy(bytes.data() + 2 * i, &half, 2);
   }

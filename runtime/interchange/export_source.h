@@ -23,7 +23,8 @@ class ExportSource {
   ModelShape shape_;
 };
 
-// f32 -> bytes of `dtype`, rounded to the nearest even.
-std::string to_dtype(const std::vector<float>& values, DType dtype);
+// f32 -> bytes of `dtype`, rounded to the nearest even. Throws Error (Exit::data) ckpt.range, with
+// the name of the tensor, where fp16 cannot hold a value.
+std::string to_dtype(const std::vector<float>& values, DType dtype, const std::string& tensor);
 
 }  // namespace mtl

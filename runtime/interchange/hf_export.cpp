@@ -111,7 +111,7 @@ ExportReport export_hf(const ExportOptions& options) {
     SafetensorsFile file(folder.path() / name, entries);
     for (const HfTensor& tensor : shards[i]) {
       for (const ForeignTensor& slice : slices_of(tensor.layout)) {
-        file.append(to_dtype(assemble(slice, table, read), tensor.dtype));
+        file.append(to_dtype(assemble(slice, table, read), tensor.dtype, tensor.layout.name));
       }
       report.parameters += tensor.numel();
       report.bytes += tensor.bytes();

@@ -124,7 +124,7 @@ ExportReport export_megatron_split(const ExportOptions& options) {
       for (const ForeignTensor& tensor : tensors) {
         const std::vector<float> values = assemble(
             tensor, table, [&](const ParamRow& row) { return source.read(row.name, row.shape); });
-        file.append(to_dtype(values, options.dtype));
+        file.append(to_dtype(values, options.dtype, tensor.name));
         report.bytes += static_cast<int64_t>(values.size()) * bytes_of(options.dtype);
       }
       file.finish();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include "common/files.h"
 #include "model_fixture.h"
@@ -174,10 +175,31 @@ TEST_CASE("merge: weights alone, in the type that is asked for, nearest even") {
   CHECK(std::isnan(element_as_double(DType::bf16, bits.data(), 4)));
 }
 
+TEST_CASE("merge: weights that fp16 cannot hold are an error, and nothing is left") {
+  TempDir dir;
+  const float infinity = std::numeric_limits<float>::infinity();
+  write_one(dir.path() / "near", {65519, -65519, infinity}, 1);
+  CHECK(merge_weights(dir.path() / "near", dir.path() / "near.st", DType::f16, 0).size() == 1);
+  for (const float value : {65520.0F, -1e5F}) {
+    const std::string name = fmt::format("far{}", value);
+    write_one(dir.path() / name, {1, value}, 1);
+    try {
+      merge_weights(dir.path() / name, dir.path() / "m.safetensors", DType::f16, 0);
+      FAIL("written");
+    } catch (const Error& error) {
+      CHECK(error.diagnostics()[0].code == "ckpt.range");
+      CHECK(error.diagnostics()[0].what.starts_with(fmt::format("'w' has a weight of {}", value)));
+    }
+    CHECK(!fs::exists(dir.path() / "m.safetensors"));
+    CHECK(merge_weights(dir.path() / name, dir.path() / (name + ".st"), DType::bf16, 0).size() ==
+          1);
+  }
+}
+
 TEST_CASE("merge: what is there already stays, and is not mixed with other weights") {
   TempDir dir;
   CheckpointTensor tensor;
-  std::vector<float> values(100, 1);
+  std::vector<float> values(100, 1), far(100, 1e5F);
   std::vector<CheckpointTensor> tensors;
   for (const char* name : {"a", "b"}) {
     tensor.name = name;
@@ -187,6 +209,16 @@ TEST_CASE("merge: what is there already stays, and is not mixed with other weigh
     tensor.count = 100;
     tensors.push_back(tensor);
   }
+  // The second of two files is not written, and the first does not stay.
+  tensors[1].data = far.data();
+  write_new_checkpoint(dir.path() / "far", {{"step", 1}}, {}, {tensors});
+  fs::create_directory(dir.path() / "empty");
+  CHECK_THROWS_AS(
+      merge_weights(dir.path() / "far", dir.path() / "empty/m.safetensors", DType::f16, 300),
+      Error);
+  CHECK(fs::is_empty(dir.path() / "empty"));
+  fs::remove_all(dir.path() / "far");
+  tensors[1].data = values.data();
   write_new_checkpoint(dir.path() / "model", {{"step", 1}}, {}, {tensors});
   const auto files_of_merge = [&](const char* out, int64_t most) -> size_t {
     try {

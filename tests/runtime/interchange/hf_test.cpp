@@ -10,6 +10,7 @@
 #include "reference_folders.h"
 #include "runtime/device/make_device.h"
 #include "runtime/interchange/export.h"
+#include "runtime/interchange/export_source.h"
 #include "runtime/interchange/hf_config.h"
 #include "runtime/interchange/import.h"
 
@@ -449,5 +450,18 @@ TEST_CASE("weights that are not finite are refused by name") {
               &text) == "import.tensor");
     CHECK(text.find("model.norm.weight': of the numbers read, 1 ") != std::string::npos);
     CHECK(!fs::exists(scratch / "run"));
+  }
+}
+
+TEST_CASE("export: a weight that fp16 cannot hold is an error, and does not become infinite") {
+  const std::vector<float> values = {1, 1e5F};
+  CHECK(to_dtype(values, DType::bf16, "w").size() == 4);
+  CHECK(to_dtype({65504}, DType::f16, "w") == "\xFF\x7B");
+  try {
+    to_dtype(values, DType::f16, "w");
+    FAIL("written");
+  } catch (const Error& error) {
+    CHECK(error.diagnostics()[0].code == "ckpt.range");
+    CHECK(error.diagnostics()[0].what.starts_with("'w' has a weight of 1"));
   }
 }
