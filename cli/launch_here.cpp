@@ -6,8 +6,8 @@
 #include <fmt/format.h>
 
 #include "cli/launch.h"
+#include "common/shell_word.h"
 #include "launcher/secret.h"
-#include "launcher/shell_word.h"
 #include "launcher/worker_env.h"
 
 namespace mtl {

@@ -7,9 +7,9 @@
 #include <fmt/format.h>
 
 #include "cli/launch.h"
+#include "common/shell_word.h"
 #include "common/terminal.h"
 #include "launcher/launch_surroundings.h"
-#include "launcher/shell_word.h"
 #include "launcher/signals.h"
 #include "launcher/slurm/chain.h"
 #include "launcher/slurm/step.h"

@@ -10,11 +10,11 @@
 
 #include "cli/commands.h"
 #include "common/files.h"
+#include "common/shell_word.h"
 #include "common/version.h"
 #include "launcher/job_registry.h"
 #include "launcher/job_template.h"
 #include "launcher/own_program.h"
-#include "launcher/shell_word.h"
 #include "launcher/signals.h"
 #include "launcher/slurm/follow.h"
 #include "launcher/slurm/job_options.h"

@@ -20,9 +20,9 @@
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
+#include "common/shell_word.h"
 #include "launcher/doctor.h"
 #include "launcher/reserved_port.h"
-#include "launcher/shell_word.h"
 #include "launcher/ssh/child.h"
 #include "launcher/ssh/fleet.h"
 #include "rendezvous/network.h"

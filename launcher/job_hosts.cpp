@@ -15,11 +15,11 @@
 
 #include <fmt/format.h>
 
+#include "common/shell_word.h"
 #include "launcher/controller_loop.h"
 #include "launcher/job.h"
 #include "launcher/keeper.h"
 #include "launcher/own_program.h"
-#include "launcher/shell_word.h"
 #include "launcher/signals.h"
 #include "launcher/ssh/fleet.h"
 #include "rendezvous/network.h"

@@ -12,6 +12,7 @@
 
 #include "common/error.h"
 #include "common/files.h"
+#include "common/shell_word.h"
 #include "runtime/plan/cost.h"
 #include "runtime/plan/shard_table.h"
 #include "runtime/spec/load_text.h"
@@ -93,7 +94,8 @@ std::filesystem::path write_recipe(const Recipe& recipe, const std::filesystem::
            .what = fmt::format("{} is there already", path.string()),
            .help = fmt::format(
                "give another name: mtl recipes cp {} {}", recipe.name,
-               (path.parent_path() / (recipe.name + ".yaml")).lexically_normal().string())});
+               shell_word(
+                   (path.parent_path() / (recipe.name + ".yaml")).lexically_normal().string()))});
     }
     throw Error(Exit::environment,
                 {.code = "file.write",

@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "common/shell_word.h"
 #include "launcher/launch_flags.h"
-#include "launcher/shell_word.h"
 
 namespace mtl {
 

@@ -174,6 +174,9 @@ TEST_CASE("mtl recipes lists, shows and copies, and writes over nothing") {
   const Outcome again = shell.mtl({"recipes", "cp", "llama3-8b"});
   CHECK(again.code == 4);
   CHECK(has(again.err, "error[recipe.exists]"));
+  shell.write("two words/train.yaml", "");
+  CHECK(has(shell.mtl({"recipes", "cp", "llama3-8b", "two words"}).err,
+            "mtl recipes cp llama3-8b 'two words/llama3-8b.yaml'"));
   CHECK(has(file_text(shell.dir() / "train.yaml"), "name: char-shakespeare"));
   CHECK(shell.mtl({"recipes", "cp", "llama3-8b", "big/one.yaml"}).code == 0);
   CHECK(has(file_text(shell.dir() / "big/one.yaml"), "name: llama3-8b"));

@@ -4,7 +4,7 @@
 
 #include <doctest/doctest.h>
 
-#include "launcher/shell_word.h"
+#include "common/shell_word.h"
 #include "ssh/loopback.h"
 
 using namespace mtl;

@@ -1,4 +1,4 @@
-#include "launcher/shell_word.h"
+#include "common/shell_word.h"
 
 #include <string_view>
 
