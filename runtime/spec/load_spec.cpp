@@ -194,6 +194,17 @@ class SpecLoader {
       given_.insert(key);
       return;
     }
+    // YAML reads a directive or a comment, and no value at all.
+    if (value.kind == YamlValue::Kind::null && (text.starts_with('%') || text.starts_with('#'))) {
+      diagnostics_.add(
+          {.code = "config.override",
+           .what = fmt::format("{}: `{}` is a {} in YAML, and no value", key, text,
+                               text.starts_with('%') ? "directive" : "comment"),
+           .place = place,
+           .help = "put it in quotes within those of the shell: '" + key + "=\"...\"'"});
+      given_.insert(key);
+      return;
+    }
     // What stands in a shell's word is meant as it stands.
     if (value.kind == YamlValue::Kind::scalar && !value.quoted &&
         text.find(" #") != std::string::npos) {

@@ -149,8 +149,11 @@ std::optional<Problem> read_duration(const std::string& name, const std::string&
   for (const TimeUnit& unit : kTimeUnits) {
     if (text.size() < 2 || text.back() != unit.letter) continue;
     int64_t count = 0;
-    if (auto problem = read_integer(name, text.substr(0, text.size() - 1), false, count)) {
+    const std::string number = text.substr(0, text.size() - 1);
+    if (auto problem = read_integer(name, number, false, count)) {
       problem->what = (problem->code == "config.type" ? no_time : out_of_range).what;
+      // "1ms" is no number with a suffix, but a unit that there is not.
+      if (suffix_places(number.back())) problem->help.clear();
       return problem;
     }
     if (count < 0 || count > INT64_MAX / unit.seconds) return out_of_range;

@@ -108,6 +108,10 @@ TEST_CASE("no part of a setting in a command line becomes a comment") {
         "config.override: run.name: in `run #3` all from ` #` on would be a comment | put it in "
         "quotes within those of the shell: 'run.name=\"...\"'");
   CHECK(code_of("data.train=part #2.txt") == "config.override");
+  CHECK(refusal("run.name=%x") ==
+        "config.override: run.name: `%x` is a directive in YAML, and no value | put it in quotes "
+        "within those of the shell: 'run.name=\"...\"'");
+  CHECK(refusal("run.name=#x").find("`#x` is a comment in YAML") != std::string::npos);
   const Loaded quoted = load_overrides({"run.name=\"run #3\"", "data.train=part#2.txt"});
   CHECK(quoted.problems.empty());
   CHECK(quoted.resolved.spec.run.name == "run #3");

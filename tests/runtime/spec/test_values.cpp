@@ -32,6 +32,7 @@ TEST_CASE("a time that is none is shown with its unit") {
                                        "give a time from 0 to 31d",
                                        bad)));
   }
+  CHECK(refusal("health.max_time=1ms").find("k is 1000") == std::string::npos);
   CHECK(refusal("checkpoint.every_time=010m").find("`010m` is not a time") != std::string::npos);
   CHECK(refusal("checkpoint.every_time=010m").find("leading zeros") != std::string::npos);
   CHECK(refusal("checkpoint.every_time=99999999999999999999d")
