@@ -273,7 +273,8 @@ class ConfigReader {
     if (name == "role") config_.role = entry.value.text;
   }
 
-  // Without MEGATRON_LM, nothing of its section has a meaning.
+  // Without MEGATRON_LM, nothing of its section has a meaning but for our own keys, which count
+  // with any type: beside those, what is in vain is named key by key.
   void ignore_megatron(const YamlValue& root) {
     if (config_.distributed_type == "MEGATRON_LM" || config_.megatron_lm_config.empty()) return;
     for (const YamlValue::Entry& entry : root.entries) {
@@ -281,7 +282,17 @@ class ConfigReader {
       std::erase_if(config_.ignored, [](const IgnoredKey& key) {
         return key.key.starts_with("megatron_lm_config.");
       });
-      ignore(entry.key, entry);
+      const std::vector<YamlValue::Entry>& keys = entry.value.entries;
+      const bool has_own = std::any_of(keys.begin(), keys.end(), [](const YamlValue::Entry& key) {
+        return key.key.starts_with(kOwnPrefix);
+      });
+      if (!has_own) {
+        ignore(entry.key, entry);
+        continue;
+      }
+      for (const YamlValue::Entry& key : keys) {
+        if (!key.key.starts_with(kOwnPrefix)) ignore(entry.key + '.' + key.key, key);
+      }
     }
   }
 

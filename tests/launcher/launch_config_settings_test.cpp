@@ -129,4 +129,12 @@ TEST_CASE("the keys of train.yaml that the file decides") {
   CHECK(train_settings(good(other)) == Settings{{"precision.dtype", "bf16"}});
   CHECK(ignores(good(other), "megatron_lm_config"));
   CHECK(launch_config_yaml(good(other)) == other);
+  // Our own keys in it count with any type.
+  const LaunchConfig hosts = good(
+      "distributed_type: NO\nmegatron_lm_config:\n  megatron_lm_tp_degree: 8\n"
+      "  mtl_hosts: a,b\n");
+  CHECK(hosts.own.at("hosts") == "a,b");
+  CHECK(!ignores(hosts, "megatron_lm_config"));
+  CHECK(!ignores(hosts, "megatron_lm_config.mtl_hosts"));
+  CHECK(ignores(hosts, "megatron_lm_config.megatron_lm_tp_degree"));
 }
