@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kTask = "%a";
-constexpr auto kBetweenLooks = std::chrono::seconds(1);
+constexpr auto kBetweenSearches = std::chrono::seconds(1);
 
 // A file's name with `from` where the task stands has `to` there.
 std::string renamed(const std::string& log, const std::string& from, const std::string& to) {
@@ -51,7 +51,7 @@ void JobLogs::add(int task, const fs::path& log) {
 }
 
 void JobLogs::look() {
-  next_look_ = std::chrono::steady_clock::now() + kBetweenLooks;
+  next_look_ = std::chrono::steady_clock::now() + kBetweenSearches;
   if (!array_) return;
   const fs::path path = log_;
   const std::string name = path.filename().string();

@@ -159,7 +159,8 @@ class Encoder::Writer {
       size_t cut = std::string_view::npos;
       for (const std::string& name : typed_) {
         const size_t found = text.find(name);
-        if (found != std::string_view::npos) cut = std::min(cut, found + 1);
+        if (found == std::string_view::npos) continue;
+        cut = std::min(cut, found + tokenizer::read_character(name.data()).bytes);
       }
       part.ends = cut == std::string_view::npos;
       const std::vector<int32_t> more = tokenizer_.encode_part(text.substr(0, cut), part);
@@ -231,12 +232,15 @@ Encoder::Parts Encoder::parts_of(const Pieces& pieces) {
     if (piece.kind == Piece::Kind::eod) {
       part.kind = Piece::Kind::token;
       const int32_t eod = *tokenizer_.eod();
-      const auto special = tokenizer_.special(tokenizer_.decode({&eod, 1}));
+      part.text = tokenizer_.decode({&eod, 1});
+      const auto special = tokenizer_.special(part.text);
       part.token = special ? *special : SpecialToken{.id = eod};
     } else if (piece.kind == Piece::Kind::token) {
       part.token = *tokenizer_.special(piece.text);
-      const bool typed = tokenizer_.encode(piece.text) == std::vector<int32_t>{part.token.id};
-      if (typed) typed_.push_back(piece.text);
+    }
+    if (part.kind == Piece::Kind::token && !part.text.empty() &&
+        tokenizer_.encode(part.text) == std::vector<int32_t>{part.token.id}) {
+      typed_.push_back(part.text);
     }
     parts.push_back(std::move(part));
   }
