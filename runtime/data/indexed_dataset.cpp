@@ -56,8 +56,8 @@ bool is_indexed_dataset(const fs::path& path) {
 
 namespace {
 
-[[noreturn]] void refuse(const fs::path& file, int64_t offset, const std::string& what,
-                         const std::string& help) {
+[[noreturn]] void refuse_index(const fs::path& file, int64_t offset, const std::string& what,
+                               const std::string& help) {
   throw Error(Exit::data,
               {.code = "data.index",
                .what = offset < 0 ? fmt::format("{}: {}", file.string(), what)
@@ -146,9 +146,10 @@ class Mapping {
   void check_size() const {
     struct stat info {};
     if (::fstat(fd_.get(), &info) != 0 || info.st_size == size_) return;
-    refuse(path_, -1,
-           fmt::format("has {} bytes now and had {} when it was opened", info.st_size, size_),
-           "something writes to the corpus while it is in use: let it finish and start again");
+    refuse_index(
+        path_, -1,
+        fmt::format("has {} bytes now and had {} when it was opened", info.st_size, size_),
+        "something writes to the corpus while it is in use: let it finish and start again");
   }
 
  private:
@@ -222,42 +223,43 @@ struct IndexedDataset::Files {
   void read_header() {
     constexpr const char* kNoIndex = "this is not the index of a Megatron corpus";
     if (idx.size() < kIndexHeaderBytes) {
-      refuse(idx.path(), idx.size(),
-             fmt::format("the file ends inside its header of {} bytes", kIndexHeaderBytes),
-             kNoIndex);
+      refuse_index(idx.path(), idx.size(),
+                   fmt::format("the file ends inside its header of {} bytes", kIndexHeaderBytes),
+                   kNoIndex);
     }
     if (std::memcmp(idx.data(), kIndexMagic.data(), kIndexMagic.size()) != 0) {
-      refuse(idx.path(), 0, "it does not begin with MMIDIDX", kNoIndex);
+      refuse_index(idx.path(), 0, "it does not begin with MMIDIDX", kNoIndex);
     }
     const auto version = load<uint64_t>(idx.data() + 9);
     if (version != 1) {
-      refuse(idx.path(), 9, fmt::format("version {}; mtl reads version 1", version),
-             "write it again with a current Megatron, or with mtl data tokenize");
+      refuse_index(idx.path(), 9, fmt::format("version {}; mtl reads version 1", version),
+                   "write it again with a current Megatron, or with mtl data tokenize");
     }
     const auto code = load<uint8_t>(idx.data() + 17);
     if (code == 6 || code == 7) {
-      refuse(idx.path(), 17, "its tokens are floating point numbers",
-             "token ids are whole numbers: this corpus is of something else");
+      refuse_index(idx.path(), 17, "its tokens are floating point numbers",
+                   "token ids are whole numbers: this corpus is of something else");
     }
     if (code < 1 || code > 8) {
-      refuse(idx.path(), 17, fmt::format("type {} of a token; there are 1 to 8", code), kNoIndex);
+      refuse_index(idx.path(), 17, fmt::format("type {} of a token; there are 1 to 8", code),
+                   kNoIndex);
     }
     type = static_cast<TokenType>(code);
     const auto sequence_count = load<uint64_t>(idx.data() + 18);
     const auto document_count = load<uint64_t>(idx.data() + 26);
     const auto room = static_cast<uint64_t>(idx.size() - kIndexHeaderBytes);
     if (document_count == 0) {
-      refuse(idx.path(), 26, "0 documents; the count includes one for the end", kNoIndex);
+      refuse_index(idx.path(), 26, "0 documents; the count includes one for the end", kNoIndex);
     }
     // In this order nothing overflows.
     const bool fits = sequence_count <= room / 12 && document_count <= room / 8 &&
                       sequence_count * 12 + document_count * 8 <= room;
     const uint64_t left = fits ? room - sequence_count * 12 - document_count * 8 : 0;
     if (!fits || (left != 0 && left != sequence_count)) {
-      refuse(idx.path(), 18,
-             fmt::format("{} sequences and {} document begins do not make a file of {} bytes",
-                         sequence_count, document_count, idx.size()),
-             "the file was cut off or added to: copy or make it again");
+      refuse_index(idx.path(), 18,
+                   fmt::format("{} sequences and {} document begins do not make a file of {} bytes",
+                               sequence_count, document_count, idx.size()),
+                   "the file was cut off or added to: copy or make it again");
     }
     sequences = static_cast<int64_t>(sequence_count);
     documents = static_cast<int64_t>(document_count) - 1;
@@ -272,26 +274,27 @@ struct IndexedDataset::Files {
     for (int64_t i = 0; i < sequences; ++i) {
       const int32_t tokens_here = length(i);
       if (tokens_here < 0) {
-        refuse(idx.path(), kIndexHeaderBytes + i * 4,
-               fmt::format("sequence {} has {} tokens", i, tokens_here), kMismatch);
+        refuse_index(idx.path(), kIndexHeaderBytes + i * 4,
+                     fmt::format("sequence {} has {} tokens", i, tokens_here), kMismatch);
       }
       if (pointer(i) != end) {
-        refuse(idx.path(), kIndexHeaderBytes + sequences * 4 + i * 8,
-               fmt::format("sequence {} begins at byte {} of the .bin, and what is before it ends "
-                           "at byte {}",
-                           i, pointer(i), end),
-               kMismatch);
+        refuse_index(
+            idx.path(), kIndexHeaderBytes + sequences * 4 + i * 8,
+            fmt::format("sequence {} begins at byte {} of the .bin, and what is before it ends "
+                        "at byte {}",
+                        i, pointer(i), end),
+            kMismatch);
       }
       end += tokens_here * size;
       if (end > bin.size()) {
-        refuse(idx.path(), kIndexHeaderBytes + i * 4,
-               fmt::format("sequence {} ends at byte {} of {}, which has {}", i, end,
-                           bin.path().string(), bin.size()),
-               kMismatch);
+        refuse_index(idx.path(), kIndexHeaderBytes + i * 4,
+                     fmt::format("sequence {} ends at byte {} of {}, which has {}", i, end,
+                                 bin.path().string(), bin.size()),
+                     kMismatch);
       }
     }
     if (end != bin.size()) {
-      refuse(
+      refuse_index(
           bin.path(), end,
           fmt::format("the last sequence ends here, and the file goes on to byte {}", bin.size()),
           kMismatch);
@@ -301,8 +304,8 @@ struct IndexedDataset::Files {
 
   void check_documents() const {
     const auto wrong = [&](int64_t i, const std::string& what) {
-      refuse(idx.path(), kIndexHeaderBytes + sequences * 12 + i * 8, what,
-             "the file is damaged: copy or make it again");
+      refuse_index(idx.path(), kIndexHeaderBytes + sequences * 12 + i * 8, what,
+                   "the file is damaged: copy or make it again");
     };
     int64_t before = 0;
     for (int64_t i = 0; i <= documents; ++i) {
@@ -363,8 +366,9 @@ std::span<const std::byte> IndexedDataset::bytes(int64_t first, int64_t count) c
   const Files& files = *files_;
   // The index may have been written to since it was checked: what counts is the mapping.
   if (first < 0 || count < 0 || first > files.bin.size() || count > files.bin.size() - first) {
-    refuse(files.idx.path(), -1, "has changed since it was opened",
-           "something writes to the corpus while it is in use: let it finish and start again");
+    refuse_index(
+        files.idx.path(), -1, "has changed since it was opened",
+        "something writes to the corpus while it is in use: let it finish and start again");
   }
   files.idx.check_size();
   files.bin.check_size();

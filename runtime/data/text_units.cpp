@@ -106,7 +106,7 @@ void UnitCutter::take(size_t bytes, TextUnit& unit) {
   offset_ += static_cast<int64_t>(bytes);
   line_ += std::count(unit.text.begin(), unit.text.end(), '\n');
   // After a line of 16 MiB the buffer becomes small again.
-  if (used_ == pending_.size() && pending_.capacity() > 4 * kPieceBytes) {
+  if (used_ == pending_.size() && pending_.capacity() > 4 * kTextPieceBytes) {
     std::string().swap(pending_);
     used_ = 0;
   }
@@ -132,7 +132,7 @@ bool UnitCutter::next(TextUnit& unit) {
 bool UnitCutter::next_lines(TextUnit& unit) {
   const bool json = format_ == TextFormat::jsonl;
   unit.kind = json ? TextUnit::Kind::json_lines : TextUnit::Kind::text_lines;
-  const size_t longest = json ? kLongestLine : kPieceBytes;
+  const size_t longest = json ? kLongestLine : kTextPieceBytes;
   fill(kUnitBytes);
   if (pending_.size() == used_) {
     done_ = true;
@@ -191,7 +191,7 @@ bool UnitCutter::skip_file(TextUnit& unit) {
 bool UnitCutter::next_piece(TextUnit& unit) {
   unit.kind = TextUnit::Kind::piece;
   // One byte more says whether this is the last piece, one more what follows a cut.
-  const bool longer = fill(kPieceBytes + 2);
+  const bool longer = fill(kTextPieceBytes + 2);
   std::string_view head = std::string_view(pending_).substr(used_);
   if (piece_open_) {
     // A long line: up to its end, if that is in sight.
@@ -211,7 +211,7 @@ bool UnitCutter::next_piece(TextUnit& unit) {
     done_ = true;
     return true;
   }
-  take(cut_point(head, kPieceBytes, unit.forced_cut), unit);
+  take(cut_point(head, kTextPieceBytes, unit.forced_cut), unit);
   return true;
 }
 

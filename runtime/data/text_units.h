@@ -12,10 +12,10 @@
 
 namespace mtl {
 
-constexpr size_t kUnitBytes = size_t{256} << 10;   // of lines, about
-constexpr size_t kPieceBytes = size_t{1} << 20;    // of a document that is encoded in pieces
-constexpr size_t kLongestLine = size_t{16} << 20;  // of JSON Lines: it must be in memory whole
-constexpr size_t kTextPadding = 64;                // readable bytes behind the text of a unit
+constexpr size_t kUnitBytes = size_t{256} << 10;     // of lines, about
+constexpr size_t kTextPieceBytes = size_t{1} << 20;  // of a document that is encoded in pieces
+constexpr size_t kLongestLine = size_t{16} << 20;    // of JSON Lines: it must be in memory whole
+constexpr size_t kTextPadding = 64;                  // readable bytes behind the text of a unit
 
 struct BadLine {
   int64_t line = 0;

@@ -68,9 +68,9 @@ void UnitEncoder::add_text(std::string_view text, EncodedTexts& out, EncodedUnit
   out.lengths.push_back(0);
   // Of a long text the ids of all of it would take several times its memory.
   TextPart part;
-  while (text.size() > kPieceBytes + 1) {
+  while (text.size() > kTextPieceBytes + 1) {
     bool forced = false;
-    const size_t cut = cut_point(text, kPieceBytes, forced);
+    const size_t cut = cut_point(text, kTextPieceBytes, forced);
     unit.forced_cuts += forced;
     part.ends = false;
     add_piece(text.substr(0, cut), part, out);

@@ -11,8 +11,8 @@ namespace mtl {
 
 namespace {
 
-// Places of a rank's numbers among those that travel.
-enum Place { kPower, kMemory, kClock, kMaxClock, kHeat, kSlowed, kNumbers };
+// A rank's numbers, in the order in which they travel.
+enum Number { kPower, kMemory, kClock, kMaxClock, kHeat, kSlowed, kNumbers };
 
 constexpr double kUnknown = -1;
 

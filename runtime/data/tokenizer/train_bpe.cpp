@@ -27,9 +27,9 @@ struct Candidate {
   }
 };
 
-class Trainer {
+class BpeTrainer {
  public:
-  explicit Trainer(const TokenizerTraining& training) : training_(training) {
+  explicit BpeTrainer(const TokenizerTraining& training) : training_(training) {
     for (const std::string& token : training.special) id_of(token);
     // The alphabet in the order of its characters.
     std::map<char32_t, unsigned char> alphabet;
@@ -164,7 +164,7 @@ class Trainer {
 json pre_tokenizer_of(const std::string& pattern);
 
 json train_tokenizer(const WordCounts& words, const TokenizerTraining& training) {
-  Trainer trainer(training);
+  BpeTrainer trainer(training);
   trainer.train(words);
   json added = json::array();
   for (size_t i = 0; i < training.special.size(); ++i) {

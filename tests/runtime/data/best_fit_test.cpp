@@ -41,13 +41,13 @@ std::shared_ptr<const BestFitOrder> shared(BestFitOrder order) {
   return std::make_shared<const BestFitOrder>(std::move(order));
 }
 
-struct Sample {
+struct Filled {
   std::vector<int32_t> inputs, targets, first_key, positions;
 };
 
-Sample sample_of(const Samples& samples, int64_t index, int64_t seq) {
+Filled sample_of(const Samples& samples, int64_t index, int64_t seq) {
   const auto n = static_cast<size_t>(seq);
-  Sample sample{std::vector<int32_t>(n, -7), std::vector<int32_t>(n, -7),
+  Filled sample{std::vector<int32_t>(n, -7), std::vector<int32_t>(n, -7),
                 std::vector<int32_t>(n, -7), std::vector<int32_t>(n, -7)};
   samples.fill(index, 1, {sample.inputs, sample.targets, sample.first_key, sample.positions});
   return sample;
@@ -62,12 +62,12 @@ TEST_CASE("best fit: documents whole, each seen by itself, and what does not cou
   CHECK(order.cut_documents == 0);
   const auto samples = best_fit_samples(documents, shared(order), 5, 99, std::nullopt);
   CHECK(samples->size() == 2);
-  const Sample first = sample_of(*samples, 0, 5);
+  const Filled first = sample_of(*samples, 0, 5);
   CHECK(first.inputs == std::vector<int32_t>{2000, 2001, 2002, 2003, 3000});
   CHECK(first.targets == std::vector<int32_t>{2001, 2002, 2003, 2004, -1});
   CHECK(first.first_key == std::vector<int32_t>{0, 0, 0, 0, 4});
   CHECK(first.positions == std::vector<int32_t>{0, 1, 2, 3, 0});
-  const Sample second = sample_of(*samples, 1, 5);
+  const Filled second = sample_of(*samples, 1, 5);
   CHECK(second.inputs == std::vector<int32_t>{0, 1, 2, 1000, 1001});
   CHECK(second.targets == std::vector<int32_t>{-1, 2, -1, 1001, 1002});
   CHECK(second.first_key == std::vector<int32_t>{0, 0, 0, 3, 3});
@@ -88,7 +88,7 @@ TEST_CASE("best fit: the rest of a sequence is padding that nothing is learned f
   const auto documents = std::make_shared<Numbered>(std::vector<int64_t>{0, 4});
   const auto samples =
       best_fit_samples(documents, shared(best_fit_order(*documents, 6)), 6, 99, std::nullopt);
-  const Sample only = sample_of(*samples, 0, 6);
+  const Filled only = sample_of(*samples, 0, 6);
   CHECK(only.inputs == std::vector<int32_t>{1000, 1001, 1002, 99, 99, 99});
   CHECK(only.targets == std::vector<int32_t>{1001, 1002, 1003, -1, -1, -1});
   CHECK(only.first_key == std::vector<int32_t>{0, 0, 0, 3, 4, 5});
@@ -122,7 +122,7 @@ TEST_CASE("best fit: each document once per epoch, in an order of the seed's, de
   for (int64_t epoch = 0; epoch < 2; ++epoch) {
     std::multiset<int32_t> seen;
     for (int64_t i = 0; i < order.sequences(); ++i) {
-      const Sample sample = sample_of(*samples, epoch * order.sequences() + i, kSeq);
+      const Filled sample = sample_of(*samples, epoch * order.sequences() + i, kSeq);
       firsts[static_cast<size_t>(epoch)].push_back(sample.inputs[0]);
       for (size_t k = 0; k < sample.inputs.size(); ++k) {
         if (sample.positions[k] == 0 && sample.inputs[k] != 0) seen.insert(sample.inputs[k] / 1000);

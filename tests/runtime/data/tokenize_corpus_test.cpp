@@ -302,7 +302,7 @@ TEST_CASE("tokenize: where no thread can be started that is said, and later it i
 
 TEST_CASE("tokenize: a text larger than a piece is one document all the same") {
   std::string text;
-  while (text.size() < 5 * kPieceBytes) {
+  while (text.size() < 5 * kTextPieceBytes) {
     text += "some words, \xc3\xa9 and number " + std::to_string(text.size());
     text += text.size() % 5 == 0 ? "\n\n  " : "\n";
   }
@@ -329,7 +329,7 @@ TEST_CASE("tokenize: a text larger than a piece is one document all the same") {
 TEST_CASE("tokenize: what a tokenizer puts at the ends of a text stands there once") {
   const BytesWithEnds tokenizer;
   std::string text;
-  while (text.size() < 3 * kPieceBytes) text += "words of " + std::to_string(text.size()) + " ";
+  while (text.size() < 3 * kTextPieceBytes) text += "words of " + std::to_string(text.size()) + " ";
   CorpusCase c;
   const auto made = [&](const std::string& name, const std::string& content) {
     c.options.inputs = {c.dir.file(name, content)};
@@ -344,7 +344,8 @@ TEST_CASE("tokenize: what a tokenizer puts at the ends of a text stands there on
          Lines{"<x>", "<" + text + ">", "<" + text + ">"}));
   // A document of exactly the bytes at which the next piece begins.
   c.options.lines_are_documents = false;
-  for (const size_t size : {kPieceBytes - 1, kPieceBytes, kPieceBytes + 1, kPieceBytes + 2}) {
+  for (const size_t size :
+       {kTextPieceBytes - 1, kTextPieceBytes, kTextPieceBytes + 1, kTextPieceBytes + 2}) {
     const std::string part = text.substr(0, size);
     CHECK((made("c.txt", part) == Lines{"<" + part + ">"}));
   }

@@ -20,7 +20,7 @@ using namespace test;
 TEST_CASE("tokenize: interrupted anywhere it goes on and gives the same bytes") {
   std::string lines, plain;
   for (int i = 0; i < 30'000; ++i) lines += json_line("document " + std::to_string(i * 7919));
-  while (plain.size() < 3 * kPieceBytes) plain += "word " + std::to_string(plain.size()) + "\n";
+  while (plain.size() < 3 * kTextPieceBytes) plain += "word " + std::to_string(plain.size()) + "\n";
   CorpusCase whole;
   const std::vector<std::string> inputs = {
       whole.dir.file("a.jsonl", lines), whole.dir.file("b.txt", plain),
