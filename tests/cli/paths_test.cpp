@@ -15,10 +15,10 @@ namespace fs = std::filesystem;
 
 namespace {
 
-using Command = std::vector<std::string>;
+using CommandWords = std::vector<std::string>;
 
 // Commands that take the path of a run, or of what one is made of.
-std::vector<Command> commands_with(const std::string& path) {
+std::vector<CommandWords> commands_with(const std::string& path) {
   return {{"ckpt", "ls", path},
           {"ckpt", "show", path},
           {"ckpt", "verify", path},
@@ -47,7 +47,7 @@ class Stranger {
     fs::permissions(shell.dir(), fs::perms::all);
   }
   static bool possible() { return !needs_another() || fs::exists("/usr/bin/setpriv"); }
-  Outcome mtl(Command args) const {
+  Outcome mtl(CommandWords args) const {
     if (!needs_another()) return shell_.mtl(args);
     args.insert(args.begin(), {"/usr/bin/setpriv", "--reuid=65534", "--clear-groups",
                                (shell_.dir() / "mtl").string()});
@@ -69,14 +69,14 @@ TEST_CASE("paths: a folder of somebody else is named with the system's reason") 
   fs::permissions(shell.dir() / "secret", fs::perms::none);
   if (::geteuid() == 0) fs::permissions(shell.dir() / "secret", fs::perms::owner_all);
   const Stranger stranger(shell);
-  std::vector<Command> commands = commands_with("secret/x");
+  std::vector<CommandWords> commands = commands_with("secret/x");
   commands.push_back({"logs", "secret/x"});
   commands.push_back({"launch", "train.yaml", "init.from=secret/x"});
   commands.push_back({"config", "default", "--config_file", "secret/x/d.yaml"});
   commands.push_back({"launch", "train.yaml", "data.tokenizer.type=hf",
                       "data.tokenizer.file=secret/x/tokenizer.json"});
   commands.push_back({"data", "tokenize", "in.txt", "-o", "out", "--tokenizer", "secret/x/t.json"});
-  for (const Command& command : commands) {
+  for (const CommandWords& command : commands) {
     const Outcome outcome = stranger.mtl(command);
     const std::string words = fmt::format("{}", fmt::join(command, " "));
     CAPTURE(words);
@@ -100,11 +100,11 @@ TEST_CASE("paths: links in a circle and names that are too long are no mistakes 
   fs::create_symlink("loop", shell.dir() / "loop");
   for (const std::string& path : {std::string("loop"), std::string(300, 'n'),
                                   std::string(5000, 'n'), "a/" + std::string(300, 'n')}) {
-    std::vector<Command> commands = commands_with(path);
+    std::vector<CommandWords> commands = commands_with(path);
     commands.push_back({"launch", "train.yaml", "init.from=" + path});
     commands.push_back({"config", "default", "--config_file", path + "/d.yaml"});
     commands.push_back({"ckpt", "import", "base", "--tokenizer", path, "-o", "imported"});
-    for (const Command& command : commands) {
+    for (const CommandWords& command : commands) {
       const Outcome outcome = shell.mtl(command);
       const std::string words = fmt::format("{}", fmt::join(command, " "));
       CAPTURE(words);
