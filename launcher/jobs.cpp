@@ -289,9 +289,10 @@ std::vector<JobView> matching_jobs(const std::vector<JobView>& jobs, const std::
   std::error_code ignored;
   fs::path path = fs::weakly_canonical(fs::absolute(text, ignored), ignored);
   if (!path.has_filename()) path = path.parent_path();
+  // What the system refuses to look up is empty, and no two of these are one.
   if (auto found = those([&](const JobView& job) {
         const fs::path run = fs::weakly_canonical(job.run, ignored);
-        return !job.run.empty() && (run == path || run.parent_path() == path);
+        return !run.empty() && !path.empty() && (run == path || run.parent_path() == path);
       });
       !found.empty()) {
     return found;

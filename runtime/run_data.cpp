@@ -247,7 +247,7 @@ class Loader {
       if (source.train && source.format != "text") look_into(*source.train);
       if (whole) source.valid = std::exchange(source.train, nullptr);
       const bool whole_documents = spec_.data.whole_documents();
-      if (whole_documents) pack_documents(source, spec_.train.seq_len);
+      if (whole_documents) pack_documents(source, resolved_, diagnostics_);
       if (!whole_documents && source.train && source.train->tokens() <= spec_.train.seq_len) {
         fail("data.too_short",
              fmt::format("'{}' has {} tokens to train on, and train.seq_len {} needs at least {}",

@@ -55,9 +55,10 @@ struct RunData {
 // Opens and splits what data.* names and finds its tokenizer. Adds data.* to `diagnostics` and
 // returns what is not usable then.
 RunData load_run_data(const ResolvedSpec& resolved, Diagnostics& diagnostics);
-// Fills sequences with the documents of a source (data.sampler=best_fit). Throws as
-// best_fit_order(), and Error (Exit::data) data.documents where it has none.
-void pack_documents(RunData::Source& source, int64_t seq_len);
+// Fills sequences with the documents of a source (data.sampler=best_fit); what is cut is a warning
+// data.cut. Throws as best_fit_order(), and Error (Exit::data) data.documents where it has none.
+void pack_documents(RunData::Source& source, const ResolvedSpec& resolved,
+                    Diagnostics& diagnostics);
 // Puts the samples in order for a run of `samples` sequences; adds what is wrong to `diagnostics`.
 // `before`: the identity of the data of the checkpoint that the run goes on from, or nothing. An
 // order that follows from a run's length stays what it was then, also if the length is another now;

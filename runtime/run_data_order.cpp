@@ -48,14 +48,8 @@ Orders orders_from(const nlohmann::json& json) {
 class Orderer {
  public:
   // `before`: as order_samples().
-  Orderer(RunData& data, const ResolvedSpec& resolved, int64_t samples,
-          const nlohmann::json& before, Diagnostics& diagnostics)
-      : data_(data),
-        resolved_(resolved),
-        spec_(resolved.spec),
-        samples_(samples),
-        before_(before),
-        diagnostics_(diagnostics) {}
+  Orderer(RunData& data, const TrainSpec& spec, int64_t samples, const nlohmann::json& before)
+      : data_(data), spec_(spec), samples_(samples), before_(before) {}
 
   std::unique_ptr<Samples> train() {
     std::vector<const RunData::Source*> sources;
@@ -82,7 +76,7 @@ class Orderer {
     for (const RunData::Source& source : data_.sources) {
       if (!set.empty() && source.set != set) continue;
       if (source.valid_packing) {
-        all.push_back(whole(source, source.valid, source.valid_packing, std::nullopt));
+        all.push_back(whole(source.valid, source.valid_packing, std::nullopt));
         continue;
       }
       if (!source.valid || source.valid->tokens() <= spec_.train.seq_len) continue;
@@ -109,7 +103,7 @@ class Orderer {
     }
     // The first source has the run's own seed, so that one alone is what it always was.
     const uint64_t seed = spec_.train.seed + number * 0x9e3779b97f4a7c15u;
-    if (source.train_packing) return whole(source, source.train, source.train_packing, seed);
+    if (source.train_packing) return whole(source.train, source.train_packing, seed);
     if (spec_.data.sampler == "feistel") {
       return feistel_samples(document_row(source.train), seq, seed);
     }
@@ -120,32 +114,11 @@ class Orderer {
   }
 
   // With a seed without end, else once.
-  std::unique_ptr<Samples> whole(const RunData::Source& source,
-                                 std::shared_ptr<const Documents> documents,
-                                 std::shared_ptr<const BestFitOrder> order,
-                                 std::optional<uint64_t> seed) {
-    const int64_t seq = spec_.train.seq_len;
-    if (order->cut_documents > 0) {
-      diagnostics_.add(
-          {.code = "data.cut",
-           .what = fmt::format(
-               "{} of {} documents of '{}' to {} are longer than train.seq_len {} and end there: "
-               "{} of {} tokens are left out{}",
-               grouped(order->cut_documents), grouped(documents->count()), source.path,
-               seed ? "train on" : "evaluate on", seq, grouped(order->cut_tokens),
-               grouped(documents->tokens()),
-               order->cut_unlearned > 0
-                   ? fmt::format(", and {} of them have nothing to learn before that",
-                                 grouped(order->cut_unlearned))
-                   : ""),
-           .place = resolved_.place_of("data.sampler"),
-           .help =
-               "use a longer train.seq_len, or data.sampler=megatron, which cuts documents into "
-               "several samples",
-           .severity = Diagnostic::Severity::warning});
-    }
-    return best_fit_samples(std::move(documents), std::move(order), seq, data_.eod.value_or(0),
-                            seed);
+  std::unique_ptr<Samples> whole(std::shared_ptr<const Documents> documents,
+                                 std::shared_ptr<const BestFitOrder> packing,
+                                 std::optional<uint64_t> seed) const {
+    return best_fit_samples(std::move(documents), std::move(packing), spec_.train.seq_len,
+                            data_.eod.value_or(0), seed);
   }
 
   std::unique_ptr<Samples> packed(const RunData::Source& source, uint64_t number,
@@ -231,16 +204,15 @@ class Orderer {
   }
 
   RunData& data_;
-  const ResolvedSpec& resolved_;
   const TrainSpec& spec_;
   const int64_t samples_;
   nlohmann::json before_;
-  Diagnostics& diagnostics_;
 };
 
 }  // namespace
 
-void pack_documents(RunData::Source& source, int64_t seq_len) {
+void pack_documents(RunData::Source& source, const ResolvedSpec& resolved,
+                    Diagnostics& diagnostics) {
   if (source.format != "megatron") {
     throw Error(Exit::data,
                 {.code = "data.documents",
@@ -250,19 +222,38 @@ void pack_documents(RunData::Source& source, int64_t seq_len) {
                  .help = "make a corpus with documents of it: mtl data tokenize; or use another "
                          "data.sampler"});
   }
-  const auto packing_of = [&](const std::shared_ptr<const Documents>& documents) {
-    return documents ? std::make_shared<const BestFitOrder>(best_fit_order(*documents, seq_len))
-                     : nullptr;
+  const int64_t seq = resolved.spec.train.seq_len;
+  const auto packing_of = [&](const std::shared_ptr<const Documents>& documents, const char* use) {
+    if (!documents) return std::shared_ptr<const BestFitOrder>();
+    auto packing = std::make_shared<const BestFitOrder>(best_fit_order(*documents, seq));
+    if (packing->cut_documents == 0) return packing;
+    const std::string unlearned =
+        packing->cut_unlearned > 0
+            ? fmt::format(", and {} of them have nothing to learn before that",
+                          grouped(packing->cut_unlearned))
+            : "";
+    diagnostics.add(
+        {.code = "data.cut",
+         .what = fmt::format("{} of {} documents of '{}' to {} on are longer than train.seq_len {} "
+                             "and end there: {} of {} tokens are left out{}",
+                             grouped(packing->cut_documents), grouped(documents->count()),
+                             source.path, use, seq, grouped(packing->cut_tokens),
+                             grouped(documents->tokens()), unlearned),
+         .place = resolved.place_of("data.sampler"),
+         .help = "use a longer train.seq_len, or data.sampler=megatron, which cuts documents into "
+                 "several samples",
+         .severity = Diagnostic::Severity::warning});
+    return packing;
   };
-  source.train_packing = packing_of(source.train);
-  source.valid_packing = packing_of(source.valid);
+  source.train_packing = packing_of(source.train, "train");
+  source.valid_packing = packing_of(source.valid, "evaluate");
 }
 
 void order_samples(RunData& data, const ResolvedSpec& resolved, int64_t samples,
                    Diagnostics& diagnostics, const nlohmann::json& before) {
   const TrainSpec& spec = resolved.spec;
   try {
-    Orderer orderer(data, resolved, samples, before, diagnostics);
+    Orderer orderer(data, spec, samples, before);
     data.train = orderer.train();
     data.valid = orderer.valid();
     for (const auto& set : spec.data.valid_sets) {

@@ -339,3 +339,19 @@ TEST_CASE("an ID, a run directory or a name finds its job") {
   CHECK(ids("1").empty());
   CHECK(ids("nobody").empty());
 }
+
+TEST_CASE("a path that the system refuses is no job's run, and a run that it refuses no path's") {
+  const mtl::test::TempDir dir;
+  // Who may read everything is refused nothing but a circle.
+  fs::create_symlink("one", dir / "one");
+  fs::create_symlink("two", dir / "two");
+  const std::vector<JobView> jobs = {{.id = "1", .name = "a", .run = (dir / "one").string()},
+                                     {.id = "2", .name = "b", .run = (dir / "there").string()}};
+  const auto found = [&](const std::string& text) {
+    std::string all;
+    for (const JobView& job : matching_jobs(jobs, text)) all += job.id + " ";
+    return all;
+  };
+  CHECK(found((dir / "two").string()).empty());
+  CHECK(found((dir / "there").string()) == "2 ");
+}
