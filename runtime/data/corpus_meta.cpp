@@ -112,22 +112,21 @@ std::unique_ptr<IndexedDataset> open_loss(const IndexedDataset& corpus,
                          "'\"loss\": true' in its .meta.json all of it is learned"});
   };
   if (!fs::exists(idx_path(prefix))) {
-    if ((meta && meta->has_loss) || fs::exists(bin_path(prefix)))
+    if ((meta && meta->has_loss) || fs::exists(bin_path(prefix))) {
       refuse("is not there, and says which tokens are to be learned");
+    }
     return nullptr;
   }
   auto loss = std::make_unique<IndexedDataset>(prefix);
   if (loss->type() != TokenType::u8) refuse("its values are not u8");
-  bool same = loss->sequences() == corpus.sequences();
-  for (int64_t s = 0; same && s < corpus.sequences(); ++s) {
-    same = loss->length(s) == corpus.length(s);
-    if (!same)
-      refuse(fmt::format("sequence {} has {} values and {} tokens", s, loss->length(s),
-                         corpus.length(s)));
-  }
-  if (!same) {
+  if (loss->sequences() != corpus.sequences()) {
     refuse(
         fmt::format("has {} sequences, and the corpus {}", loss->sequences(), corpus.sequences()));
+  }
+  for (int64_t s = 0; s < corpus.sequences(); ++s) {
+    if (loss->length(s) == corpus.length(s)) continue;
+    refuse(fmt::format("sequence {} has {} values and {} tokens", s, loss->length(s),
+                       corpus.length(s)));
   }
   return loss;
 }

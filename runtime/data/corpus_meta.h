@@ -46,9 +46,8 @@ std::filesystem::path loss_prefix(const std::filesystem::path& prefix);
 // data.loss where it is not that of the corpus, or is missing though the meta.json promises it.
 std::unique_ptr<IndexedDataset> open_loss(const IndexedDataset& corpus,
                                           const std::optional<CorpusMeta>& meta);
-// Where a corpus is to be written of which all is learned: what there is under that name says
-// something of another. Throws Error (Exit::data) data.exists, unless `fresh`, and then too where
-// it is a corpus of its own.
+// Where a corpus is to be written: what there is under that name already. Throws Error (Exit::data)
+// data.exists, unless `fresh`, and then too where it is a corpus of its own.
 void refuse_loss(const std::filesystem::path& prefix, bool fresh);
 void remove_loss(const std::filesystem::path& prefix);
 

@@ -231,7 +231,7 @@ CorpusMeta merge_corpora(const std::vector<fs::path>& from, const fs::path& to, 
                              .what = fmt::format("there is a corpus {} already", to.string()),
                              .help = "--fresh replaces it, or write under another name (-o)"});
   }
-  if (corpora.front().loss == nullptr) refuse_loss(to, fresh);
+  refuse_loss(to, fresh);
   // What has no tokenizer of its own may have any: nothing is said about the whole then.
   CorpusMeta meta;
   std::unique_ptr<Tokenizer> tokenizer;

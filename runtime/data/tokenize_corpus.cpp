@@ -125,15 +125,14 @@ class Run {
   }
 
   void refuse_existing() const {
-    if (!chat_) {
-      for (const fs::path& prefix : prefixes_) refuse_loss(prefix, options_.fresh);
-    }
-    if (options_.fresh) return;
     for (const fs::path& prefix : prefixes_) {
-      if (!is_indexed_dataset(prefix.string() + ".idx")) continue;
+      if (options_.fresh || !is_indexed_dataset(prefix.string() + ".idx")) continue;
       throw Error(Exit::data, {.code = "data.exists",
                                .what = fmt::format("there is a corpus {} already", prefix.string()),
                                .help = "--fresh makes it anew, or write under another name (-o)"});
+    }
+    for (size_t k = 0; k < prefixes_.size(); ++k) {
+      if (!is_loss(k)) refuse_loss(prefixes_[k], options_.fresh);
     }
   }
 

@@ -101,9 +101,10 @@ void UnitEncoder::add_conversation(const std::vector<chat::Message>& messages, E
   const chat::Encoded encoded = options_.chat->encode(messages);
   const std::vector<int32_t> learn(encoded.learn.begin(), encoded.learn.end());
   const int64_t learned = std::count(learn.begin(), learn.end(), 1);
-  if (learned == 0)
+  if (learned == 0) {
     throw Refused{
         "there is nothing to learn in it: no 'assistant' speaks, or each has a weight of 0"};
+  }
   for (size_t k = 0; k < out.keys.size(); ++k) {
     EncodedTexts& texts = out.keys[k];
     const std::vector<int32_t>& values = k == 0 ? encoded.ids : learn;

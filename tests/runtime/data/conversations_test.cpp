@@ -119,6 +119,9 @@ TEST_CASE("conversations: a corpus that has the name of what is to be learned of
                    "data.exists", Exit::data)
               .find("out.loss.idx") != std::string::npos);
   }
+  c.options.chat = "plain";
+  c.given(line({{"prompt", "q"}, {"completion", "a"}}));
+  CHECK(c.refused("data.exists").what.find("out.loss.idx") != std::string::npos);
   CHECK(documents_of(c.dir / "out.loss") == Lines{"text"});
 }
 
