@@ -172,9 +172,10 @@ void LaunchResolver::finish_counts() {
   int all = r_.local_ranks > 0 ? r_.local_ranks * nodes : 0;
   // A step of srun may have more tasks on some nodes than on this one.
   const std::optional<Surroundings::Task>& task = r_.allocation.task;
-  const bool tasks_are_ranks = task && task->world > task->nodes && task->nodes == nodes &&
-                               per_node_.layer == kSurroundings && !total_.said();
-  if (tasks_are_ranks) all = task->world;
+  if (node_of_step_ && task->world > task->nodes && task->nodes == nodes &&
+      per_node_.layer == kSurroundings && !total_.said()) {
+    all = task->world;
+  }
   if (all > 0 && r_.min_nodes == r_.max_nodes) r_.ranks = all;
   r_.config.num_processes = all > 0 ? all : -1;
 }

@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "common/same_file.h"
+#include "runtime/data/indexed_files.h"
 
 namespace mtl {
 
@@ -220,8 +222,7 @@ CorpusMeta merge_corpora(const std::vector<fs::path>& from, const fs::path& to, 
                                from.front().string(), prefix.string()),
                    "name both in data.train, each with its weight");
     }
-    std::error_code ignored;
-    if (fs::equivalent(corpus.dataset->prefix().string() + ".bin", to.string() + ".bin", ignored)) {
+    if (same_regular_file(bin_path(corpus.dataset->prefix()), bin_path(to))) {
       refuse_merge(fmt::format("{} is to be read and written", prefix.string()),
                    "write under another name (-o)");
     }

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "common/utf8.h"
 #include "runtime/data/tokenizer/unicode.h"
 
 namespace mtl::chat {
@@ -30,8 +31,7 @@ size_t space_at_front(std::string_view text, bool python) {
 size_t space_at_end(std::string_view text, bool python) {
   size_t end = text.size();
   while (end > 0) {
-    size_t begin = end - 1;
-    while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) --begin;
+    const size_t begin = previous_character(text, end);
     const std::string_view last = text.substr(begin, end - begin);
     if (space_at_front(last, python) != last.size()) break;
     end = begin;
@@ -160,7 +160,7 @@ class Encoder::Writer {
       for (const std::string& name : typed_) {
         const size_t found = text.find(name);
         if (found == std::string_view::npos) continue;
-        cut = std::min(cut, found + tokenizer::read_character(name.data()).bytes);
+        cut = std::min(cut, next_character(text, found));
       }
       part.ends = cut == std::string_view::npos;
       const std::vector<int32_t> more = tokenizer_.encode_part(text.substr(0, cut), part);

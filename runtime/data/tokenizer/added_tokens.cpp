@@ -2,21 +2,15 @@
 
 #include <algorithm>
 
+#include "common/utf8.h"
 #include "runtime/data/tokenizer/unicode.h"
 
 namespace mtl::tokenizer {
 
 namespace {
 
-// Where the character that ends before `at` > 0 begins.
-size_t character_before(std::string_view text, size_t at) {
-  --at;
-  while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
-  return at;
-}
-
 bool word_before(std::string_view text, size_t at) {
-  return at > 0 && is_word(read_character(text.data() + character_before(text, at)).code);
+  return at > 0 && is_word(read_character(text.data() + previous_character(text, at)).code);
 }
 
 bool word_at(std::string_view text, size_t at) {
@@ -90,7 +84,7 @@ void AddedTokenFinder::split(std::string_view text, std::vector<Part>& parts) co
     if (token.single_word && (word_before(text, begin) || word_at(text, end))) continue;
     if (token.lstrip) {
       while (begin > done) {
-        const size_t before = character_before(text, begin);
+        const size_t before = previous_character(text, begin);
         if (!is_white_space(read_character(text.data() + before).code)) break;
         begin = before;
       }
