@@ -152,10 +152,8 @@ std::string precision_words(const Plan& plan) {
 }
 
 std::string optimizer_words(const Plan& plan) {
-  const std::string name = std::string(plan.optimizer == OptimizerKind::sgd    ? "sgd"
-                                       : plan.optimizer == OptimizerKind::adam ? "adam"
-                                                                               : "adamw") +
-                           (plan.offload ? " on the host" : "");
+  const std::string name =
+      std::string(optimizer_name(plan.optimizer)) + (plan.offload ? " on the host" : "");
   const ParamLayout& layout = plan.stages.front().layout;
   if (layout.sharded) {
     const GridSizes& sizes = plan.grid.sizes();

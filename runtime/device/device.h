@@ -79,8 +79,12 @@ class Device {
   virtual void fill(Tensor x, float value) = 0;
   // f32 <-> bf16 or f16, same numel, no overlap. To nearest even; from 65520 on f16 is infinite.
   virtual void cast(Tensor from, Tensor to) = 0;
-  virtual void scale(Tensor x, float factor) = 0;              // any compute type
-  virtual void add(Tensor x, Tensor y) = 0;                    // y += x, same type
+  virtual void scale(Tensor x, float factor) = 0;  // any compute type
+  virtual void add(Tensor x, Tensor y) = 0;        // y += x, same type
+  // y = of_x * x + of_y * y; any compute type, rounded once.
+  virtual void blend(Tensor x, Tensor y, float of_x, float of_y) = 0;
+  // x /= its L2 norm, of all elements, or kLeastNorm where that is larger; any compute type.
+  virtual void normalize(Tensor x) = 0;
   virtual void copy(Tensor from, Tensor to) = 0;               // same type and numel, no overlap
   virtual void regroup_columns(const ColumnBlocks& args) = 0;  // one becomes the other
   virtual void matmul(const Matmul& args) = 0;
@@ -180,6 +184,8 @@ class Device {
   virtual void gradient_scale(const GradientScale& args) = 0;
   virtual void adamw(const AdamW& args) = 0;
   virtual void sgd(const Sgd& args) = 0;
+  virtual void momentum(const Momentum& args) = 0;
+  virtual void descend(const Descend& args) = 0;
   // Whether no element is infinite or NaN; any compute type. Waits for the device.
   virtual bool all_finite(Tensor x) = 0;
 

@@ -419,6 +419,7 @@ struct Piece {
   int64_t offset = 0;   // of the first element in the buffer of gradients
   int64_t weight = 0;   // in that of weights
   int64_t state = 0;    // in those of the optimizer's state
+  int64_t second = 0;   // but in that of AdamW's second moments
   int64_t count = 0;    // elements, at least one
   int64_t cells = 0;    // of the pieces before it in its table
   int64_t partial = 0;  // sum_squares: where the sum of its first cell goes
@@ -431,6 +432,9 @@ struct Pieces {
   int64_t cells = 0;       // of all of them
   int64_t count() const { return table.numel() / static_cast<int64_t>(sizeof(Piece)); }
 };
+
+// What Device::normalize divides by at least.
+inline constexpr double kLeastNorm = 1e-7;
 
 // A range of a sum, in a table of the device.
 struct ElementRange {
@@ -486,6 +490,25 @@ struct Sgd {
   Pieces pieces;
   Tensor master, momentum_buffer, grad, weights, factor;  // as in AdamW
   float lr = 0, momentum = 0.9f, weight_decay = 0;
+};
+
+// The direction of Muon (K. Jordan et al., 2024), in place of the gradient: g = grad * factor,
+// buffer = momentum * buffer + (1 - momentum) * g, grad = buffer, or with `nesterov`
+// momentum * buffer + (1 - momentum) * g. The buffer begins as zeros. A factor of NaN: nothing
+// changes.
+struct Momentum {
+  Pieces pieces;
+  Tensor buffer, grad, factor;  // f32
+  float momentum = 0.95f;
+  bool nesterov = true;
+};
+
+// A step along what lies in place of the gradient: master -= lr * (grad + weight_decay * master).
+// The factor only says whether there is a step: NaN, and nothing changes.
+struct Descend {
+  Pieces pieces;
+  Tensor master, grad, weights, factor;  // as in AdamW
+  float lr = 0, weight_decay = 0;        // of pieces that decay
 };
 
 }  // namespace mtl

@@ -26,8 +26,13 @@ Optimizer::Optimizer(const Plan& plan, const StagePlan& stage, const TrainSpec::
       row_squares_(arena.tensor("row_squares")),
       row_ranges_(arena.tensor("row_ranges")),
       all_{.table = arena.tensor("pieces")},
+      second_at_(second_moments(stage.layout, plan.table, holders_, plan.optimizer)),
+      moments_(arena.tensor("moments")),
+      second_moments_(arena.find_tensor("second_moments")),
       gathers_(stage.layout.buckets.size(), 0) {
-  for (const char* name : moment_names()) moments_.push_back(arena.tensor(name));
+  if (plan.optimizer == OptimizerKind::muon) {
+    muon_.emplace(plan, stage, settings.muon, device, arena, groups, coord);
+  }
   make_tables();
 }
 
@@ -44,41 +49,56 @@ void Optimizer::make_tables() {
     }
   }
   dense_squares_ = partials_of_experts;
+  // Those that are added from here on.
+  const auto since = [&](size_t first_piece, int64_t first_cell) {
+    const auto first = static_cast<int64_t>(first_piece);
+    const int64_t count = static_cast<int64_t>(pieces.size()) - first;
+    return Pieces{.table = all_.table.slice(first * kPieceBytes, count * kPieceBytes),
+                  .first_cell = first_cell,
+                  .cells = all_.cells - first_cell};
+  };
   for (const Bucket& bucket : stage_.layout.buckets) {
     int64_t& next = bucket.experts ? partials_of_experts : partials;
-    const auto first_piece = static_cast<int64_t>(pieces.size());
+    std::vector<std::pair<size_t, int64_t>> matrices;  // and where their sums of squares begin
+    const auto add = [&](size_t i, int64_t first_partial) {
+      const ParamPlacement& param = stage_.layout.params[i];
+      const OwnedPart part = owned_part(stage_.layout, param, holders_);
+      if (part.count == 0) return;
+      pieces.push_back(
+          {.offset = part.gradient,
+           .weight = part.weight,
+           .state = part.state,
+           .second = second_at_[i],
+           .count = part.count,
+           .cells = all_.cells,
+           .partial = first_partial + part.offset / kSquaresChunk - param.offset / kSquaresChunk,
+           .decays = plan_.table[param.row].decays ? 1 : 0});
+      all_.cells += squares_count(part.offset, part.count);
+    };
+    const size_t first_piece = pieces.size();
     const int64_t first_cell = all_.cells;
     for (size_t i = bucket.first_param; i < bucket.end_param; ++i) {
       const ParamPlacement& param = stage_.layout.params[i];
       const int64_t chunks = squares_count(param.offset, param.numel);
       if (counts(param)) rows[param.row] = {.first = next, .count = chunks};
-      const OwnedPart part = owned_part(stage_.layout, param, holders_);
-      if (part.count > 0) {
-        pieces.push_back(
-            {.offset = part.gradient,
-             .weight = part.weight,
-             .state = part.state,
-             .count = part.count,
-             .cells = all_.cells,
-             .partial = next + part.offset / kSquaresChunk - param.offset / kSquaresChunk,
-             .decays = plan_.table[param.row].decays ? 1 : 0});
-        all_.cells += squares_count(part.offset, part.count);
+      if (muon_ && plan_.table[param.row].matrix) {
+        matrices.emplace_back(i, next);
+      } else {
+        add(i, next);
       }
       next += chunks;
     }
-    const int64_t count = static_cast<int64_t>(pieces.size()) - first_piece;
-    buckets_.push_back({.table = all_.table.slice(first_piece * kPieceBytes, count * kPieceBytes),
-                        .first_cell = first_cell,
-                        .cells = all_.cells - first_cell});
+    BucketPieces& of_bucket = buckets_.emplace_back();
+    of_bucket.others = since(first_piece, first_cell);
+    const size_t first_matrix = pieces.size();
+    const int64_t first_cell_of_matrices = all_.cells;
+    for (const auto& [param, first_partial] : matrices) add(param, first_partial);
+    of_bucket.matrices = since(first_matrix, first_cell_of_matrices);
+    of_bucket.all = since(first_piece, first_cell);
   }
   all_.table = all_.table.slice(0, static_cast<int64_t>(pieces.size()) * kPieceBytes);
   device_.copy_from_host(all_.table, pieces.data());
   device_.copy_from_host(row_ranges_, rows.data());
-}
-
-std::vector<const char*> Optimizer::moment_names() const {
-  if (plan_.optimizer == OptimizerKind::sgd) return {"momentum_buffer"};
-  return {"exp_avg", "exp_avg_sq"};
 }
 
 Optimizer::State Optimizer::state(size_t param) const {
@@ -93,8 +113,13 @@ Optimizer::State Optimizer::state(size_t param) const {
   } else {
     state.master = {.rests = own, .weights = weights};
   }
-  for (const Tensor& moment : moments_) {
-    state.moments.push_back(moment.slice(state.part.state, state.part.count));
+  const Tensor moments = moments_.slice(state.part.state, state.part.count);
+  const ParamRow& row = plan_.table[stage_.layout.params[param].row];
+  if (moments_of(plan_.optimizer, row) == 1) {
+    state.moments = {{"momentum_buffer", moments}};
+  } else {
+    state.moments = {{"exp_avg", moments},
+                     {"exp_avg_sq", second_moments_.slice(second_at_[param], state.part.count)}};
   }
   return state;
 }
@@ -106,7 +131,8 @@ Tensor Optimizer::kept_weights(size_t param) const {
 }
 
 void Optimizer::clear_moments() {
-  for (const Tensor& moment : moments_) device_.fill(moment, 0.0f);
+  device_.fill(moments_, 0.0f);
+  if (second_moments_) device_.fill(second_moments_, 0.0f);
 }
 
 bool Optimizer::counts(const ParamPlacement& param) const {
@@ -146,40 +172,74 @@ void Optimizer::gradient_norm(const GradientSums& sums) {
                           .factor = sums.factor});
 }
 
-void Optimizer::update(const UpdateSettings& settings) {
-  const auto run = [&](const Pieces& pieces) {
-    if (plan_.optimizer == OptimizerKind::sgd) {
-      device_.sgd({.pieces = pieces,
+void Optimizer::adamw(const Pieces& pieces, const UpdateSettings& settings) {
+  device_.adamw({.pieces = pieces,
+                 .master = master_ ? master_ : weights_,
+                 .exp_avg = moments_,
+                 .exp_avg_sq = second_moments_,
+                 .grad = grads_,
+                 .weights = master_ ? weights_ : Tensor{},
+                 .factor = settings.factor,
+                 .lr = static_cast<float>(settings.lr),
+                 .beta1 = static_cast<float>(settings_.beta1),
+                 .beta2 = static_cast<float>(settings_.beta2),
+                 .eps = static_cast<float>(settings_.eps),
+                 .weight_decay = static_cast<float>(settings.weight_decay),
+                 .decoupled = plan_.optimizer != OptimizerKind::adam,
+                 .step = settings.step});
+}
+
+void Optimizer::sgd(const Pieces& pieces, const UpdateSettings& settings) {
+  device_.sgd({.pieces = pieces,
+               .master = master_ ? master_ : weights_,
+               .momentum_buffer = moments_,
+               .grad = grads_,
+               .weights = master_ ? weights_ : Tensor{},
+               .factor = settings.factor,
+               .lr = static_cast<float>(settings.lr),
+               .momentum = static_cast<float>(settings_.momentum),
+               .weight_decay = static_cast<float>(settings.weight_decay)});
+}
+
+void Optimizer::descend(const Pieces& pieces, const UpdateSettings& settings) {
+  device_.descend({.pieces = pieces,
                    .master = master_ ? master_ : weights_,
-                   .momentum_buffer = moments_[0],
                    .grad = grads_,
                    .weights = master_ ? weights_ : Tensor{},
                    .factor = settings.factor,
                    .lr = static_cast<float>(settings.lr),
-                   .momentum = static_cast<float>(settings_.momentum),
                    .weight_decay = static_cast<float>(settings.weight_decay)});
-      return;
+}
+
+void Optimizer::update(const UpdateSettings& settings) {
+  if (muon_) {
+    for (const BucketPieces& bucket : buckets_) {
+      if (bucket.matrices.cells == 0) continue;
+      device_.momentum({.pieces = bucket.matrices,
+                        .buffer = moments_,
+                        .grad = grads_,
+                        .factor = settings.factor,
+                        .momentum = static_cast<float>(settings_.muon.momentum),
+                        .nesterov = settings_.muon.nesterov});
     }
-    device_.adamw({.pieces = pieces,
-                   .master = master_ ? master_ : weights_,
-                   .exp_avg = moments_[0],
-                   .exp_avg_sq = moments_[1],
-                   .grad = grads_,
-                   .weights = master_ ? weights_ : Tensor{},
-                   .factor = settings.factor,
-                   .lr = static_cast<float>(settings.lr),
-                   .beta1 = static_cast<float>(settings_.beta1),
-                   .beta2 = static_cast<float>(settings_.beta2),
-                   .eps = static_cast<float>(settings_.eps),
-                   .weight_decay = static_cast<float>(settings.weight_decay),
-                   .decoupled = plan_.optimizer == OptimizerKind::adamw,
-                   .step = settings.step});
+    muon_->orthogonalize_all(grads_);
+  }
+  const auto run = [&](const BucketPieces& pieces) {
+    if (muon_) {
+      if (pieces.others.cells > 0) adamw(pieces.others, settings);
+      if (pieces.matrices.cells > 0) descend(pieces.matrices, settings);
+    } else if (plan_.optimizer == OptimizerKind::sgd) {
+      sgd(pieces.all, settings);
+    } else {
+      adamw(pieces.all, settings);
+    }
   };
-  if (!stage_.layout.sharded || stage_.layout.shards_weights()) return run(all_);
+  const bool gathers = stage_.layout.sharded && !stage_.layout.shards_weights();
+  if (!gathers && !muon_) return run({.all = all_});
   // From the front, as the next forward needs them: what is done travels beside the rest.
   for (size_t i = 0; i < buckets_.size(); ++i) {
     run(buckets_[i]);
-    start_gather(stage_.layout.buckets[i]);
+    if (gathers) start_gather(stage_.layout.buckets[i]);
   }
 }
 

@@ -3,11 +3,14 @@
 // ZeRO-3 a layer's weights are gathered when they are read: engine/weight_windows.h.)
 #pragma once
 
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "runtime/device/device.h"
 #include "runtime/engine/data_queues.h"
 #include "runtime/engine/masters.h"
+#include "runtime/engine/muon.h"
 #include "runtime/model/context.h"
 #include "runtime/plan/plan.h"
 
@@ -58,11 +61,9 @@ class Optimizer {
   struct State {
     OwnedPart part;
     Masters master;
-    std::vector<Tensor> moments;  // f32, as moment_names()
+    std::vector<std::pair<const char*, Tensor>> moments;  // f32, as they are called in checkpoints
   };
   State state(size_t param) const;
-  // What the moments are called in checkpoints.
-  std::vector<const char*> moment_names() const;
   void clear_moments();
 
  private:
@@ -70,6 +71,16 @@ class Optimizer {
   void start_gather(const Bucket& bucket);
   bool counts(const ParamPlacement& param) const;
   void make_tables();
+  void adamw(const Pieces& pieces, const UpdateSettings& settings);
+  void sgd(const Pieces& pieces, const UpdateSettings& settings);
+  void descend(const Pieces& pieces, const UpdateSettings& settings);
+
+  // Of a bucket on this rank.
+  struct BucketPieces {
+    Pieces all = {};
+    Pieces others = {},
+           matrices = {};  // with Muon: those that have AdamW, and behind them the matrices
+  };
 
   const Plan& plan_;
   const StagePlan& stage_;
@@ -82,9 +93,11 @@ class Optimizer {
   int64_t dense_squares_ = 0;  // of squares_, those before experts of their own buckets
   Tensor weights_, grads_;     // that the rank keeps
   Tensor master_, squares_, row_squares_, row_ranges_;
-  Pieces all_;                   // of this rank
-  std::vector<Pieces> buckets_;  // the same by bucket
-  std::vector<Tensor> moments_;
+  Pieces all_;                         // of this rank
+  std::vector<BucketPieces> buckets_;  // the same by bucket
+  std::vector<int64_t> second_at_;     // by parameter: where its second moments begin
+  Tensor moments_, second_moments_;
+  std::optional<Muon> muon_;
   std::vector<CommQueue::Ticket> gathers_;  // by bucket; 0 = complete
 };
 

@@ -28,6 +28,18 @@ std::vector<int> tied_group(const Plan& plan, int rank) {
   return {pipeline.front(), pipeline.back()};
 }
 
+// TP ranks, and those that hold the shards of one copy of what ZeRO divides; by shard, and within
+// one by TP rank.
+std::vector<int> matrix_ranks(const Plan& plan, int rank, AxisSet axes) {
+  const bool sharded = plan.stages.front().layout.sharded;
+  std::vector<int> ranks;
+  for (const int holder : sharded ? plan.grid.shard_group(rank, axes) : std::vector{rank}) {
+    const std::vector<int> tensor = plan.grid.group(holder, {Axis::tp});
+    ranks.insert(ranks.end(), tensor.begin(), tensor.end());
+  }
+  return ranks;
+}
+
 }  // namespace
 
 RankGroups::RankGroups(const Plan& plan, CommWorld& world, StepClock* clock) {
@@ -50,6 +62,10 @@ RankGroups::RankGroups(const Plan& plan, CommWorld& world, StepClock* clock) {
   make(Link::activations, plan.grid.group(rank, {Axis::pp}));
   make(Link::gradients, plan.grid.group(rank, {Axis::pp}));
   make(Link::tied, tied_group(plan, rank));
+  const bool muon = plan.optimizer == OptimizerKind::muon;
+  make(Link::matrices, muon ? matrix_ranks(plan, rank, Grid::kData) : alone);
+  make(Link::expert_matrices,
+       muon && experts ? matrix_ranks(plan, rank, Grid::kExpertData) : alone);
   auto make_for_numbers = [&](Link link, const std::vector<int>& ranks) {
     groups_[static_cast<size_t>(link)] = world.group_for_numbers(ranks);
   };

@@ -113,7 +113,6 @@ Trainer::~Trainer() = default;
 std::vector<ParameterState> Trainer::state() {
   optimizer_.require_all();
   const Tensor grads = optimizer_.gradients();
-  const std::vector<const char*> names = optimizer_.moment_names();
   std::vector<ParameterState> all;
   for (size_t i = 0; i < stage_.layout.params.size(); ++i) {
     const ParamPlacement& param = stage_.layout.params[i];
@@ -128,7 +127,7 @@ std::vector<ParameterState> Trainer::state() {
     state.counts = coord_[Axis::tp] % copies == 0 && !param.tied_copy;
     state.master = own.master;
     state.grad = grads.slice(own.part.gradient, own.part.count);
-    for (size_t m = 0; m < names.size(); ++m) state.moments.emplace_back(names[m], own.moments[m]);
+    state.moments = own.moments;
     all.push_back(std::move(state));
   }
   for (const ParamRow& row : plan_.table) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "runtime/plan/forecast_compute.h"
+#include "runtime/plan/forecast_matrices.h"
 #include "runtime/plan/stage_params.h"
 
 namespace mtl {
@@ -27,14 +28,23 @@ int64_t passes_of(int64_t sequences, const LayoutChoice& layout) {
 // Of a checkpoint, on the rank that has most of it: masters and moments, f32, which those that hold
 // a parameter write by turns.
 double saved_bytes(const Workload& work, const LayoutChoice& layout) {
+  const bool muon = work.optimizer == OptimizerKind::muon;
   const double moments = work.optimizer == OptimizerKind::sgd ? 1 : 2;
   const double holders = layout.cp * layout.dp;
   double most = 0;
+  const auto share = [&](double dense, double experts) {
+    return dense / (holders * layout.ep) + experts / holders;
+  };
   for (const std::vector<ChunkRange>& chunks : layout_chunks(work, layout)) {
     const StageParams params = stage_params(work, layout, chunks);
-    most = std::max(most, params.dense / (holders * layout.ep) + params.experts / holders);
+    double saved = (1 + moments) * share(params.dense, params.experts);
+    if (muon) {
+      const StageMatrices matrices = stage_matrices(work, layout, chunks);
+      saved -= share(matrices.dense, matrices.experts);
+    }
+    most = std::max(most, saved);
   }
-  return 4 * (1 + moments) * most;
+  return 4 * most;
 }
 
 }  // namespace

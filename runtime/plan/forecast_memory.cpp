@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "runtime/plan/forecast_layer.h"
+#include "runtime/plan/forecast_matrices.h"
+#include "runtime/plan/matrices.h"
 #include "runtime/plan/stage_params.h"
 
 namespace mtl {
@@ -161,8 +163,23 @@ double slots_of(const LayoutChoice& layout, int stage, double micro_batches) {
   return all;
 }
 
+// What a stage has of the model.
+struct HeldStage {
+  HeldStage(const std::vector<ChunkRange>& held, int index) : chunks(held), stage(index) {
+    for (const ChunkRange& chunk : held) {
+      embedding = embedding || chunk.embedding;
+      head = head || chunk.head;
+      sends = sends || !chunk.head;
+    }
+  }
+  const std::vector<ChunkRange>& chunks;
+  int stage;
+  bool embedding = false, head = false, sends = false;
+};
+
 // memory.cpp, add_scratch().
-double scratch_of(const MemoryInput& in, bool head, bool sends) {
+double scratch_of(const MemoryInput& in, const HeldStage& held) {
+  const bool head = held.head, sends = held.sends;
   const LayoutChoice& layout = in.layout;
   const Software& software = in.software;
   const KeptSizes& d = in.d();
@@ -212,22 +229,12 @@ double scratch_of(const MemoryInput& in, bool head, bool sends) {
   } else if (head) {
     phase = std::max(phase, d.n * (d.vocab + d.h) * d.e);
   }
+  if (in.work.optimizer == OptimizerKind::muon) {
+    const double elements = stage_matrices(in.work, layout, held.chunks).scratch;
+    phase = std::max(phase, elements * bytes_of(matrix_type(in.work.compute)));
+  }
   return always + phase;
 }
-
-// What a stage has of the model.
-struct HeldStage {
-  HeldStage(const std::vector<ChunkRange>& held, int index) : chunks(held), stage(index) {
-    for (const ChunkRange& chunk : held) {
-      embedding = embedding || chunk.embedding;
-      head = head || chunk.head;
-      sends = sends || !chunk.head;
-    }
-  }
-  const std::vector<ChunkRange>& chunks;
-  int stage;
-  bool embedding = false, head = false, sends = false;
-};
 
 // Bytes of weights in FP8: a copy in each orientation of all layers, or of those in windows.
 double float8_copies(const MemoryInput& in, const HeldStage& held) {
@@ -256,6 +263,12 @@ void add_states(const MemoryInput& in, const HeldStage& held, MemoryForecast& on
   const ShardRanks ranks(layout);
   const double shard = params.dense / ranks.dense + params.experts / ranks.experts;
   const double moments = in.work.optimizer == OptimizerKind::sgd ? 1 : 2;
+  double firsts_only = 0;  // of the elements those without a second moment
+  if (in.work.optimizer == OptimizerKind::muon) {
+    const StageMatrices matrices = stage_matrices(in.work, layout, held.chunks);
+    firsts_only = layout.zero >= 1 ? matrices.dense / ranks.dense + matrices.experts / ranks.experts
+                                   : matrices.sum();
+  }
   if (in.software.torch_fsdp) {
     // Masters in fp32 are the weights; gathered copies in the compute type: whole stages where a
     // pipeline keeps them (reshard_after_forward is off then), else the unit that computes and the
@@ -265,13 +278,13 @@ void add_states(const MemoryInput& in, const HeldStage& held, MemoryForecast& on
     const bool whole = layout.pp > 1;
     one.weights = 4 * shard + d.e * (whole ? all : unit);
     one.gradients = 4 * shard + 4 * (whole ? all : unit / 2);
-    one.optimizer = 4 * moments * shard;
+    one.optimizer = 4 * (moments * shard - firsts_only);
   } else {
     const double windows = layout.zero >= 2 ? windows_of(in) : 0;
     const double master = master_bytes(in.software, in.work.compute);
     one.weights = d.e * (layout.zero == 3 ? shard + windows : all);
     one.gradients = 4 * (layout.zero >= 2 ? shard + windows : all);
-    one.optimizer = (4 * moments + master) * (layout.zero >= 1 ? shard : all);
+    one.optimizer = (4 * moments + master) * (layout.zero >= 1 ? shard : all) - 4 * firsts_only;
   }
   if (in.work.offload) std::swap(one.optimizer, one.on_host);
   if (in.model().expert_bias) {
@@ -350,7 +363,7 @@ MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
     one.stage = stage;
     add_states(in, held, one);
     one.activations = activations_of(in, held);
-    one.scratch = scratch_of(in, held.head, held.sends);
+    one.scratch = scratch_of(in, held);
     if (software.torch_fsdp) add_of_torch(in, held, one);
     one.total = one.weights + one.gradients + one.optimizer + one.activations + one.scratch;
     if (one.total > most.total) most = one;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "runtime/plan/forecast_compute.h"
+#include "runtime/plan/forecast_matrices.h"
 #include "runtime/plan/stage_params.h"
 
 namespace mtl {
@@ -90,18 +91,29 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
   // Adam: master and two moments read and written, gradient read, weight written; and the norm
   // reads every gradient once more. SGD has one moment. A weight that is a part of its master is
   // read.
+  // Of Muon's matrices the moment and the gradient are read and written, and the direction read.
+  const bool muon = work.optimizer == OptimizerKind::muon;
+  const StageMatrices matrices = muon ? stage_matrices(work, layout, chunks) : StageMatrices();
+  const double of_matrices =
+      layout.zero > 0 ? matrices.dense / dense + matrices.experts / expert : matrices.sum();
   const double moments = work.optimizer == OptimizerKind::sgd ? 1 : 2;
   const double master = master_bytes(software, work.compute);
   const bool is_part = master > 0 && master < bytes_of(DType::f32);
   const double weight = is_part ? 2 * element : element;
-  const double state = shard_elements * 2 * (4 * moments + master);
-  const double rest = shard_elements * (8 + weight) + (layout.zero < 2 ? params.sum() * 4 : 0);
+  const double state = shard_elements * 2 * (4 * moments + master) - of_matrices * 2 * 4;
+  const double rest =
+      shard_elements * (8 + weight) + of_matrices * 8 + (layout.zero < 2 ? params.sum() * 4 : 0);
   if (work.offload && !cluster.cpu) {
     // As much comes over PCIe as goes back.
     end.optimizer =
         stream_time(cluster, rest) + state / 2 / (cluster.gpu.host_rate * cluster.host_share);
   } else {
     end.optimizer = stream_time(cluster, state + rest);
+  }
+  if (muon) {
+    const MatrixTime time = matrix_time(work, layout, cluster, chunks);
+    end.optimizer += time.seconds;
+    end.bytes += time.bytes;
   }
   return end;
 }

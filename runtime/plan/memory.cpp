@@ -110,11 +110,11 @@ MemoryPlan memory_plan(const ModelShape& shape, const ParamLayout& layout, const
     if (const auto master = master_type(needs.compute)) {
       arena.add("master", *master, {layout.shard_total()});
     }
-    if (needs.optimizer == OptimizerKind::sgd) {
-      arena.add("momentum_buffer", DType::f32, {layout.shard_total()});
-    } else {
-      arena.add("exp_avg", DType::f32, {layout.shard_total()});
-      arena.add("exp_avg_sq", DType::f32, {layout.shard_total()});
+    arena.add("moments", DType::f32, {layout.shard_total()});
+    if (needs.optimizer != OptimizerKind::sgd) {
+      const bool muon = needs.optimizer == OptimizerKind::muon;
+      arena.add("second_moments", DType::f32,
+                {muon ? needs.matrices.others : layout.shard_total()});
     }
     arena.on_host = false;
     if (shape.expert_bias) arena.add(kExpertCounts, DType::f64, {shape.layers, shape.experts});

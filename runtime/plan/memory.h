@@ -56,7 +56,19 @@ struct MemoryPlan {
   std::unordered_map<std::string, size_t> index;
 };
 
-enum class OptimizerKind { adamw, adam, sgd };
+enum class OptimizerKind { adamw, adam, sgd, muon };
+
+// What Muon needs on a rank of a stage beside weights and gradients (matrices.h), in elements.
+struct MatrixNeeds {
+  int64_t others = 0;   // of all other parameters, in shards: they have second moments
+  int64_t parts = 0;    // of matrices, that are on their way to those that orthogonalize them
+  int64_t arrived = 0;  // of one matrix, from all ranks
+  int64_t whole = 0;    // of the largest parameter that this is done to
+  int64_t columns = 0;  // of the largest of those whose columns TP divides
+  int64_t segment = 0;  // of the largest matrix that is one of several in a parameter
+  int64_t matrix = 0;   // of the largest one
+  int64_t gram = 0;     // its smaller dimension squared, at most
+};
 
 // What the buffers of a rank depend on; all ranks of a stage have the same.
 struct MemoryNeeds {
@@ -74,7 +86,8 @@ struct MemoryNeeds {
   DType compute = DType::f32;
   Float8 float8 = {};
   OptimizerKind optimizer = OptimizerKind::adamw;
-  bool offload = false;  // the optimizer's state lies on the host
+  MatrixNeeds matrices = {};  // with OptimizerKind::muon
+  bool offload = false;       // the optimizer's state lies on the host
   Recompute recompute = {};
   int64_t logits_rows = 8192;  // tokens whose logits are there at a time, at most
   bool training = true;        // false = generation: no gradients, optimizer or backward
@@ -106,7 +119,7 @@ struct StepSums {
 };
 // Tables of the optimizer, in bytes: a parameter's piece in the flat buffers, and the partial sums
 // of squares that belong to a row of the shard table (the device's Piece and ElementRange).
-inline constexpr int64_t kPieceBytes = 56;
+inline constexpr int64_t kPieceBytes = 64;
 inline constexpr int64_t kRangeBytes = 16;
 // Gradients of a bucket that are rounded into memory of their own before they travel; the others
 // are rounded in place (engine/gradients.cpp).

@@ -2,6 +2,7 @@
 // backward, the update) share memory: none of them reads what another has left.
 #include <algorithm>
 
+#include "runtime/plan/matrices.h"
 #include "runtime/plan/memory_builder.h"
 
 namespace mtl {
@@ -50,6 +51,23 @@ void add_latent_scratch(ArenaBuilder& arena, const ModelShape& shape, const Rank
   if (q_rank > 0) arena.add("attn.dq_latent", compute, {d.n, q_rank});
   arena.add("attn.dkv_latent", compute, {d.n, kv_rank});
   arena.add("attn.dnormed_latent", compute, {d.n, std::max(q_rank, kv_rank)});
+}
+
+// What Muon orthogonalizes matrices in.
+void add_matrix_scratch(ArenaBuilder& arena, const MemoryNeeds& needs) {
+  const DType type = matrix_type(needs.compute);
+  const MatrixNeeds& of = needs.matrices;
+  const auto add = [&](const char* name, int64_t elements) {
+    if (elements > 0) arena.add(name, type, {elements});
+  };
+  add("muon.parts", of.parts);
+  add("muon.arrived", of.arrived);
+  add("muon.whole", of.whole);
+  add("muon.columns", of.columns);
+  add("muon.segment", of.segment);
+  add("muon.next", of.matrix);
+  add("muon.gram", of.gram);
+  add("muon.gram_squared", of.gram);
 }
 
 }  // namespace
@@ -159,6 +177,7 @@ void add_scratch(ArenaBuilder& arena, const ModelShape& shape, const ParamLayout
     squares += squares_count(param.offset, param.numel);
   }
   arena.add("squares", DType::f64, {squares});
+  if (needs.optimizer == OptimizerKind::muon) add_matrix_scratch(arena, needs);
   arena.go_to_end();
   const int64_t end = arena.at();
   arena.go_to(room);

@@ -143,6 +143,14 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
         "optimizer.type is not sgd");
   check("optimizer.betas", !sgd, std::pair(spec.optimizer.beta1, spec.optimizer.beta2),
         std::pair(built_in.optimizer.beta1, built_in.optimizer.beta2), "optimizer.type is sgd");
+  const bool muon = spec.optimizer.type == "muon";
+  const TrainSpec::Optimizer::Muon &of_muon = spec.optimizer.muon, no_muon;
+  const char* const not_muon = "optimizer.type is not muon";
+  check("optimizer.muon.momentum", muon, of_muon.momentum, no_muon.momentum, not_muon);
+  check("optimizer.muon.nesterov", muon, of_muon.nesterov, no_muon.nesterov, not_muon);
+  check("optimizer.muon.steps", muon, of_muon.steps, no_muon.steps, not_muon);
+  check("optimizer.muon.scale", muon, of_muon.scale, no_muon.scale, not_muon);
+  check("optimizer.muon.factor", muon, of_muon.factor, no_muon.factor, not_muon);
   check("optimizer.weight_decay_end", spec.optimizer.weight_decay_ramp != "constant",
         spec.optimizer.weight_decay_end, built_in.optimizer.weight_decay_end,
         "optimizer.weight_decay_ramp is constant");

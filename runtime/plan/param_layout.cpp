@@ -67,7 +67,7 @@ std::vector<Block> blocks_of(const std::vector<ParamRow>& table, const GridSizes
 // The blocks of each bucket, from the last one: [first, end) of `blocks`, ascending.
 std::vector<std::pair<size_t, size_t>> cut_into_buckets(const std::vector<Block>& blocks,
                                                         int64_t bucket_numel, int64_t layers,
-                                                        bool whole_layers) {
+                                                        bool whole_layers, bool ends_apart) {
   // The ends of the model are much larger than a layer, or much smaller.
   const auto is_end = [&](const Block& block) { return block.layer < 0 || block.layer == layers; };
   std::vector<std::pair<size_t, size_t>> buckets;
@@ -83,7 +83,7 @@ std::vector<std::pair<size_t, size_t>> cut_into_buckets(const std::vector<Block>
     const bool between_layers = i > 0 && blocks[i].layer != blocks[i - 1].layer;
     const bool may_end = !whole_layers || between_layers;
     const bool end_of_model =
-        whole_layers && between_layers && (is_end(blocks[i]) || is_end(blocks[i - 1]));
+        ends_apart && between_layers && (is_end(blocks[i]) || is_end(blocks[i - 1]));
     if (!border && !end_of_model && !(full && may_end)) continue;
     buckets.emplace_back(i, end);
     end = i;
@@ -135,9 +135,13 @@ int shard_of(const Bucket& bucket, const Holders& holders) {
 
 OwnedPart owned_part(const ParamLayout& layout, const ParamPlacement& param,
                      const Holders& holders) {
+  return part_of_shard(layout, param, shard_of(layout.buckets[param.bucket], holders));
+}
+
+OwnedPart part_of_shard(const ParamLayout& layout, const ParamPlacement& param, int shard) {
   const Bucket& bucket = layout.buckets[param.bucket];
   const int64_t length = bucket.numel / bucket.shards;
-  const int64_t shard_begin = bucket.offset + length * shard_of(bucket, holders);
+  const int64_t shard_begin = bucket.offset + length * shard;
   const int64_t begin = std::clamp(shard_begin, param.offset, param.offset + param.numel);
   const int64_t end = std::clamp(shard_begin + length, param.offset, param.offset + param.numel);
   const int64_t state = bucket.kept + (begin - shard_begin);
@@ -199,14 +203,15 @@ void add_bucket(ParamLayout& layout, const std::vector<ParamRow>& table, const G
 
 ParamLayout param_layout(const std::vector<ParamRow>& table, const GridSizes& sizes,
                          const std::vector<ChunkRange>& chunks, int64_t layers, int zero,
-                         int64_t bucket_numel, bool tied_over_stages) {
+                         int64_t bucket_numel, bool tied_over_stages, bool ends_apart) {
   const std::vector<Block> blocks = blocks_of(table, sizes, chunks, layers, tied_over_stages);
   ParamLayout layout;
   const Holders holders = Grid(sizes).holders({});
   layout.sharded = zero > 0 && holders.shards() > 1;
   layout.zero = layout.sharded ? zero : 0;
   for (const auto& [first, end] :
-       cut_into_buckets(blocks, bucket_numel, layers, layout.shards_gradients())) {
+       cut_into_buckets(blocks, bucket_numel, layers, layout.shards_gradients(),
+                        ends_apart || layout.shards_gradients())) {
     std::vector<const Block*> experts, others;
     for (size_t b = first; b < end; ++b) {
       (blocks[b].experts ? experts : others).push_back(&blocks[b]);

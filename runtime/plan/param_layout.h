@@ -105,6 +105,7 @@ struct OwnedPart {
 };
 OwnedPart owned_part(const ParamLayout& layout, const ParamPlacement& param,
                      const Holders& holders);
+OwnedPart part_of_shard(const ParamLayout& layout, const ParamPlacement& param, int shard);
 // Of a bucket's shards the one that is the rank's.
 int shard_of(const Bucket& bucket, const Holders& holders);
 
@@ -113,9 +114,10 @@ int64_t squares_count(int64_t offset, int64_t numel);
 
 // `zero`: the stage of ZeRO, of which nothing is left where one rank holds everything.
 // `bucket_numel`: elements at which a bucket is full; a tensor is never cut, nor, with ZeRO-2 and
-// 3, a layer.
+// 3, a layer. `ends_apart`: the ends of the model share no bucket with layers, as with ZeRO-2
+// and 3.
 ParamLayout param_layout(const std::vector<ParamRow>& table, const GridSizes& sizes,
                          const std::vector<ChunkRange>& chunks, int64_t layers, int zero,
-                         int64_t bucket_numel, bool tied_over_stages);
+                         int64_t bucket_numel, bool tied_over_stages, bool ends_apart = false);
 
 }  // namespace mtl

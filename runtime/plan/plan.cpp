@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "runtime/plan/gpu_memory.h"
+#include "runtime/plan/matrices.h"
 #include "runtime/plan/no_effect.h"
 #include "runtime/plan/rules.h"
 #include "runtime/plan/saved_parts.h"
@@ -28,6 +29,7 @@ int64_t bucket_numel(const TrainSpec::Parallel& parallel, int data_ranks) {
 
 OptimizerKind optimizer_kind(const std::string& type) {
   if (type == "adam") return OptimizerKind::adam;
+  if (type == "muon") return OptimizerKind::muon;
   return type == "sgd" ? OptimizerKind::sgd : OptimizerKind::adamw;
 }
 
@@ -254,13 +256,16 @@ StagePlan stage_plan(const Plan& plan, const TrainSpec& spec, int stage,
   result.chunks = chunks;
   result.layout = param_layout(plan.table, sizes, chunks, plan.model.layers, spec.parallel.zero,
                                bucket_numel(spec.parallel, plan.grid.data_ranks()),
-                               plan.model.tie_embeddings && sizes[Axis::pp] > 1);
+                               plan.model.tie_embeddings && sizes[Axis::pp] > 1,
+                               plan.optimizer == OptimizerKind::muon);
   if (result.layout.sharded) result.layout.wire = plan.grad_reduce;
   if (spec.checkpoint.async) {
-    const int moments = plan.optimizer == OptimizerKind::sgd ? 1 : 2;
-    result.snapshot_bytes = snapshot_bytes(result.layout, plan.grid, moments);
+    result.snapshot_bytes = snapshot_bytes(result.layout, plan.table, plan.grid, plan.optimizer);
   }
-  const MemoryNeeds needs = memory_needs(plan, spec, stage, chunks);
+  MemoryNeeds needs = memory_needs(plan, spec, stage, chunks);
+  if (plan.optimizer == OptimizerKind::muon) {
+    needs.matrices = matrix_needs(result.layout, plan.table, sizes);
+  }
   result.memory = memory_plan(plan.model, result.layout, needs, plan.table.size());
   result.kernels = kernel_needs(plan.model, needs, result.memory);
   result.traffic =
@@ -269,6 +274,17 @@ StagePlan stage_plan(const Plan& plan, const TrainSpec& spec, int stage,
 }
 
 }  // namespace
+
+StagePlan Plan::stage_of(int rank) const {
+  const Coord coord = grid.coord(rank);
+  StagePlan stage = stages[static_cast<size_t>(coord[Axis::pp])];
+  stage.layout.move_to(coord[Axis::ep]);
+  if (optimizer == OptimizerKind::muon) {
+    stage.traffic.set_matrices(matrix_traffic_of(stage.layout, table, grid.sizes(), coord),
+                               compute);
+  }
+  return stage;
+}
 
 const char* compute_name(DType compute) {
   if (compute == DType::bf16) return "bf16";

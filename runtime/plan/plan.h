@@ -73,13 +73,8 @@ struct Plan {
   std::map<int64_t, StepSchedule> schedules;  // by micro-batches per step, all that occur
   Cost cost;
 
-  // What a rank has: that of its stage, with its own experts.
-  StagePlan stage_of(int rank) const {
-    const Coord coord = grid.coord(rank);
-    StagePlan stage = stages[static_cast<size_t>(coord[Axis::pp])];
-    stage.layout.move_to(coord[Axis::ep]);
-    return stage;
-  }
+  // What a rank has: that of its stage, with its own experts, and with what it sends of matrices.
+  StagePlan stage_of(int rank) const;
   // Tokens of a sequence on a rank.
   int64_t share() const { return seq / grid.sizes()[Axis::cp]; }
   // The step with the most micro-batches decides what memory is needed.
@@ -106,6 +101,8 @@ int64_t samples_of_run(const TrainSpec::Train& train);
 
 // "fp32", "bf16", "fp16": as train.yaml calls a compute type.
 const char* compute_name(DType compute);
+// "adamw": as optimizer.type.
+const char* optimizer_name(OptimizerKind kind);
 
 nlohmann::json to_json(const Plan& plan);
 

@@ -40,11 +40,6 @@ const char* kind_name(ScheduleKind kind) {
   return kind == ScheduleKind::interleaved ? "interleaved" : "1f1b";
 }
 
-const char* optimizer_name(OptimizerKind kind) {
-  if (kind == OptimizerKind::sgd) return "sgd";
-  return kind == OptimizerKind::adam ? "adam" : "adamw";
-}
-
 nlohmann::json recompute_json(const Recompute& recompute) {
   const char* full = recompute.full == Recompute::Full::none      ? "none"
                      : recompute.full == Recompute::Full::uniform ? "uniform"
@@ -160,6 +155,12 @@ nlohmann::json schedule_json(const StepSchedule& step) {
 }
 
 }  // namespace
+
+const char* optimizer_name(OptimizerKind kind) {
+  if (kind == OptimizerKind::sgd) return "sgd";
+  if (kind == OptimizerKind::muon) return "muon";
+  return kind == OptimizerKind::adam ? "adam" : "adamw";
+}
 
 nlohmann::json to_json(const Plan& plan) {
   nlohmann::json grid = {{"world", plan.grid.world()}};

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/plan/matrices.h"
+
 namespace mtl {
 
 bool rank_saves(const ParamLayout& layout, size_t param, const Holders& holders) {
@@ -14,7 +16,8 @@ bool rank_saves(const ParamLayout& layout, size_t param, const Holders& holders)
   return static_cast<int>(param % static_cast<size_t>(savers)) == own;
 }
 
-int64_t snapshot_bytes(const ParamLayout& layout, const Grid& grid, int moments) {
+int64_t snapshot_bytes(const ParamLayout& layout, const std::vector<ParamRow>& table,
+                       const Grid& grid, OptimizerKind optimizer) {
   int64_t most = 0;
   for (const int rank : grid.group(0, Grid::kData)) {
     const Holders holders = grid.holders(grid.coord(rank));
@@ -22,6 +25,7 @@ int64_t snapshot_bytes(const ParamLayout& layout, const Grid& grid, int moments)
     for (size_t i = 0; i < layout.params.size(); ++i) {
       if (layout.params[i].tied_copy || !rank_saves(layout, i, holders)) continue;
       const int64_t part = owned_part(layout, layout.params[i], holders).count * 4;
+      const int moments = moments_of(optimizer, table[layout.params[i].row]);
       bytes += (part + kSnapshotAlign - 1) / kSnapshotAlign * kSnapshotAlign * (1 + moments);
     }
     most = std::max(most, bytes);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "runtime/plan/grid.h"
+#include "runtime/plan/memory.h"
 #include "runtime/plan/param_layout.h"
 
 namespace mtl {
@@ -16,6 +17,7 @@ bool rank_saves(const ParamLayout& layout, size_t param, const Holders& holders)
 // Bytes of the copy, of the rank of the stage that has most to write: masters and moments, f32,
 // each parameter's aligned to kSnapshotAlign.
 inline constexpr int64_t kSnapshotAlign = 64;
-int64_t snapshot_bytes(const ParamLayout& layout, const Grid& grid, int moments);
+int64_t snapshot_bytes(const ParamLayout& layout, const std::vector<ParamRow>& table,
+                       const Grid& grid, OptimizerKind optimizer);
 
 }  // namespace mtl

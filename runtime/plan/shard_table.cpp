@@ -76,6 +76,7 @@ class TableBuilder {
     ParamRow& row = add(layer, slot + ".weight", name + ".weight", {out, shape_.hidden}, -1,
                         InitKind::normal, shape_.init_std);
     row.out_in = true;
+    row.matrix = std::min(out, shape_.hidden) > 1;
     row.grad_sum_over = {Axis::tp, Axis::cp, Axis::ep, Axis::dp};
     if (!bias) return;
     add(layer, slot + ".bias", name + ".bias", {out}, -1, InitKind::zeros).grad_sum_over = {
@@ -105,6 +106,7 @@ class TableBuilder {
       ParamRow& row =
           add(layer, slot + ".weight", part.name + ".weight", dims, axis, InitKind::normal, std);
       row.out_in = out_in;
+      row.matrix = std::min(in, part.out / part.segments) > 1;
       divide(row, part);
     }
     if (!bias) return;

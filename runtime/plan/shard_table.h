@@ -41,6 +41,8 @@ struct ParamRow {
   bool balances = false;
   int expert = -1;      // of which this is a parameter: on the ranks with ep_rank = expert % ep
   bool decays = false;  // weight decay applies (parameters of two or more dimensions)
+  // One matrix of a layer, or as many side by side as it has segments: what Muon orthogonalizes.
+  bool matrix = false;
   InitKind init = InitKind::normal;
   double init_std = 0;
 

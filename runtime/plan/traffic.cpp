@@ -8,8 +8,9 @@ namespace mtl {
 
 const char* link_name(Link link) {
   static constexpr std::array<const char*, kLinks> kNames = {
-      "tensor",        "kv",          "context",   "experts", "data", "expert_data", "copies",
-      "expert_copies", "activations", "gradients", "tied",    "loss", "norm"};
+      "tensor",      "kv",     "context",       "experts",     "data",
+      "expert_data", "copies", "expert_copies", "activations", "gradients",
+      "tied",        "loss",   "norm",          "matrices",    "expert_matrices"};
   return kNames[static_cast<size_t>(link)];
 }
 
@@ -41,8 +42,18 @@ int link_ranks(Link link, const ModelShape& shape, const GridSizes& sizes) {
       return holders.ranks * pp;
     case Link::norm:
       return tp * ep * pp;
+    case Link::matrices:
+      return tp * holders.shards();
+    case Link::expert_matrices:
+      return ep > 1 ? tp * holders.expert_shards() : 1;
   }
   return 1;
+}
+
+void StageTraffic::set_matrices(const MatrixTraffic& elements, DType compute) {
+  const int64_t bytes = bytes_of(matrix_type(compute));
+  (*this)[Link::matrices].all_to_all = elements.dense * bytes;
+  (*this)[Link::expert_matrices].all_to_all = elements.experts * bytes;
 }
 
 int64_t LinkBytes::on_the_wire(int ranks) const {
@@ -318,6 +329,9 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
   }
   if (ranks(Link::norm) > 1) {
     traffic[Link::norm].all_reduce += (static_cast<int64_t>(table.size()) + 3) * 8;
+  }
+  if (needs.optimizer == OptimizerKind::muon) {
+    traffic.set_matrices(matrix_traffic(layout, table, sizes), needs.compute);
   }
   return traffic;
 }

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 
+#include "runtime/plan/matrices.h"
 #include "runtime/plan/memory.h"
 
 namespace mtl {
@@ -25,8 +26,10 @@ enum class Link {
   tied,         // first and last stage: the gradient of a tied embedding
   loss,         // DP x EP x CP x PP: the sum of the losses, and the experts' tokens
   norm,         // TP x EP x PP: sums of squares
+  matrices,     // TP x the shards of a copy: Muon's, to the rank that orthogonalizes each, and back
+  expert_matrices,  // with EP: those of experts
 };
-inline constexpr int kLinks = 13;
+inline constexpr int kLinks = 15;
 const char* link_name(Link link);
 // Ranks in the group behind a link.
 int link_ranks(Link link, const ModelShape& shape, const GridSizes& sizes);
@@ -44,9 +47,11 @@ struct StageTraffic {
   std::array<LinkBytes, kLinks> links = {};
   LinkBytes& operator[](Link link) { return links[static_cast<size_t>(link)]; }
   const LinkBytes& operator[](Link link) const { return links[static_cast<size_t>(link)]; }
+  void set_matrices(const MatrixTraffic& elements, DType compute);
 };
 
-// Of a rank of the stage that `needs` describes, in a step of `micro_batches`.
+// Of a rank of the stage that `needs` describes, in a step of `micro_batches`. On the links of
+// matrices ranks differ (Plan::stage_of): the mean of them.
 StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>& table,
                            const ParamLayout& layout, const MemoryNeeds& needs,
                            const GridSizes& sizes, int64_t micro_batches);

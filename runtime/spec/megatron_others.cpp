@@ -29,7 +29,8 @@ const std::vector<MegatronOthers>& megatron_needless() {
              "defer-embedding-wgrad-compute wgrad-deferral-limit delay-wgrad-compute "
              "overlap-p2p-communication-warmup-flush overlap-param-gather-with-optimizer-step "
              "overlap-moe-expert-parallel-comm use-ring-exchange-p2p te-rng-tracker "
-             "batch-invariant-mode optimizer-cuda-graph use-torch-optimizer-for-cpu-offload "
+             "muon-fp32-matmul-prec muon-use-syrk batch-invariant-mode optimizer-cuda-graph "
+             "use-torch-optimizer-for-cpu-offload "
              "overlap-cpu-optimizer-d2h-h2d no-pin-cpu-grads no-pin-cpu-params"),
       others("scores, softmax, losses, gradients and the router are in fp32",
              "attention-softmax-in-fp32 accumulate-allreduce-grads-in-fp32 moe-router-dtype "
@@ -171,9 +172,8 @@ const std::vector<MegatronOthers>& megatron_refused() {
       others("a token's experts are the ones with the highest scores, and no token is dropped",
              "moe-input-jitter-eps moe-expert-capacity-factor moe-pad-expert-input-to-capacity "
              "moe-router-force-load-balancing moe-use-upcycling moe-upcycling-granularity"),
-      others("the optimizers are AdamW, Adam and SGD, for all parameters alike",
-             "muon-momentum muon-nesterov muon-num-ns-steps muon-coefficient-type "
-             "muon-scale-mode muon-tp-mode lion-beta1 lion-beta2 decoupled-lr decoupled-min-lr "
+      others("the optimizers are AdamW, Adam, SGD and Muon, with one learning rate",
+             "muon-no-split-qkv lion-beta1 lion-beta2 decoupled-lr decoupled-min-lr "
              "freeze-all-layers no-weight-decay-cond-type apply-wd-to-qk-layernorm"),
       others("initial weights are normal, with one deviation",
              "init-method-xavier-uniform embedding-init-method-std data-parallel-random-init "

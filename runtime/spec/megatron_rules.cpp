@@ -324,6 +324,12 @@ void MegatronReader::schedules() {
                     value("adam-beta2").value_or("0.999")),
         "adam-beta2");
   }
+  if (setting("optimizer.type") == "muon") {
+    set("optimizer.muon.momentum", value("muon-momentum").value_or("0.9"), "muon-momentum");
+    set("optimizer.muon.nesterov", has("muon-nesterov") ? "true" : "false", "muon-nesterov");
+    set("optimizer.muon.factor", value("muon-extra-scale-factor").value_or("1.0"),
+        "muon-extra-scale-factor");
+  }
   if (has("end-weight-decay") && text("weight-decay-incr-style").empty()) {
     drop("optimizer.weight_decay_end");  // it moves with a style alone
   }

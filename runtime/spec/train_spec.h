@@ -194,7 +194,7 @@ struct TrainSpec {
     bool distribute = false;                            // full: saved inputs divided over TP
   } recompute;
   struct Optimizer {
-    std::string type = "adamw";  // adamw | adam | sgd
+    std::string type = "adamw";  // adamw | adam | sgd | muon
     double momentum = 0.9;       // of sgd
     double beta1 = 0.9;          // optimizer.betas: [beta1, beta2]
     double beta2 = 0.95;
@@ -205,6 +205,14 @@ struct TrainSpec {
     double weight_decay_end = 0.1;
     double clip = 1.0;             // global gradient norm; 0 = off
     std::string offload = "none";  // none | cpu
+    // Of matrices within layers; all else has AdamW.
+    struct Muon {
+      double momentum = 0.95;
+      bool nesterov = true;
+      int64_t steps = 5;               // of Newton and Schulz
+      std::string scale = "spectral";  // spectral | shape | unit_rms
+      double factor = 0.2;
+    } muon;
   } optimizer;
   struct Lr {
     double max = 3e-4;

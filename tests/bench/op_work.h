@@ -152,5 +152,11 @@ inline OpWork work_of(const AdamW& args) {
 inline OpWork work_of(const Sgd& args) {
   return {0, (12 + master_bytes(args.weights)) * elements_of(args.pieces)};
 }
+inline OpWork work_of(const Momentum& args) {
+  return {0, 16 * elements_of(args.pieces)};
+}
+inline OpWork work_of(const Descend& args) {
+  return {0, (4 + master_bytes(args.weights)) * elements_of(args.pieces)};
+}
 
 }  // namespace mtl::bench

@@ -87,6 +87,12 @@ class TimedDevice final : public Device {
   void add(Tensor x, Tensor y) override {
     timed("elementwise", moves({x, y, y}), [&] { device_->add(x, y); });
   }
+  void blend(Tensor x, Tensor y, float of_x, float of_y) override {
+    timed("elementwise", moves({x, y, y}), [&] { device_->blend(x, y, of_x, of_y); });
+  }
+  void normalize(Tensor x) override {
+    timed("elementwise", moves({x, x, x}), [&] { device_->normalize(x); });
+  }
   void copy(Tensor from, Tensor to) override {
     timed("elementwise", moves({from, to}), [&] { device_->copy(from, to); });
   }
@@ -271,6 +277,12 @@ class TimedDevice final : public Device {
   }
   void sgd(const Sgd& args) override {
     timed("optimizer", work_of(args), [&] { device_->sgd(args); });
+  }
+  void momentum(const Momentum& args) override {
+    timed("optimizer", work_of(args), [&] { device_->momentum(args); });
+  }
+  void descend(const Descend& args) override {
+    timed("optimizer", work_of(args), [&] { device_->descend(args); });
   }
   bool all_finite(Tensor x) override { return !device_ || device_->all_finite(x); }
 

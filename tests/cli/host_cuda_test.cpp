@@ -143,6 +143,10 @@ TEST_CASE(
                  {"model.activation=swiglu", "model.norm.type=rmsnorm", "model.norm.place=output",
                   "model.qk_norm=true", "model.qk_norm_whole=true", "model.bias=false"});
   }
+  SUBCASE("Muon") {
+    model.insert(model.end(), {"optimizer.type=muon", "model.activation=swiglu",
+                               "model.norm.type=rmsnorm", "model.bias=false"});
+  }
   SUBCASE("gpt-oss") {
     model.insert(model.end(),
                  {"model.activation=quick_geglu", "model.glu_offset=1", "model.glu_clamp=0.1",

@@ -32,6 +32,7 @@ Command R and Phi-2 have. README.md beside this file defines every number exactl
                                  scaled, tied: 10 steps
   llama_phi.json                 the same with biases everywhere, the head's too, GELU without a gate,
                                  half of every head rotated: 10 steps
+  llama_muon.json                LLaMA with Muon: 10 steps
 """
 import math
 
@@ -364,6 +365,8 @@ def main():
                         ("llama_command", COMMAND), ("llama_phi", PHI)):
         result, _ = compare(parameters(model), make_forward(model), model, steps=10)
         write_json(out / f"{name}.json", result)
+    result, _ = compare(parameters(LLAMA), make_forward(LLAMA), LLAMA, steps=10, muon=True)
+    write_json(out / "llama_muon.json", result)
 
 
 if __name__ == "__main__":

@@ -132,27 +132,54 @@ def learning_rate(step: int) -> float:
     return LR_MIN + 0.5 * (LR_MAX - LR_MIN) * (1 + math.cos(math.pi * r))
 
 
-def train(parameters, forward, dtype, steps=STEPS, number=Plain):
+class FullMuon(torch.optim.Muon):
+    """PyTorch's Muon, which rounds matrices to bfloat16 before it orthogonalizes them, without that."""
+
+    def step(self):
+        rounded = torch.Tensor.bfloat16
+        torch.Tensor.bfloat16 = lambda tensor: tensor
+        try:
+            super().step()
+        finally:
+            torch.Tensor.bfloat16 = rounded
+
+
+def muon_and_adam(w):
+    """Muon for the matrices of layers, with steps as long as AdamW's; AdamW for all else."""
+    matrices = {name: p for name, p in w.items() if p.dim() == 2 and ".layers." in name}
+    others = {name: p for name, p in w.items() if name not in matrices}
+    return [FullMuon(matrices.values(), lr=LR_MAX, weight_decay=WEIGHT_DECAY, momentum=0.95,
+                     nesterov=True, ns_steps=5, adjust_lr_fn="match_rms_adamw"),
+            *adam_alone(others)]
+
+
+def adam_alone(w):
+    groups = [{"params": [p for p in w.values() if p.dim() == 2], "weight_decay": WEIGHT_DECAY},
+              {"params": [p for p in w.values() if p.dim() != 2], "weight_decay": 0.0}]
+    return [torch.optim.AdamW(groups, lr=LR_MAX, betas=(BETA1, BETA2), eps=ADAM_EPS)]
+
+
+def train(parameters, forward, dtype, steps=STEPS, number=Plain, muon=False):
     """(losses, gradient norms, first gradients, norms of the last weights) of one run. `dtype` is
     that of the weights that the optimizer holds."""
     w = {name: torch.from_numpy(initial(name, shape)).to(dtype).requires_grad_()
          for name, shape in parameters}
-    groups = [{"params": [p for p in w.values() if p.dim() == 2], "weight_decay": WEIGHT_DECAY},
-              {"params": [p for p in w.values() if p.dim() != 2], "weight_decay": 0.0}]
-    adam = torch.optim.AdamW(groups, lr=LR_MAX, betas=(BETA1, BETA2), eps=ADAM_EPS)
+    optimizers = muon_and_adam(w) if muon else adam_alone(w)
     losses, norms, first = [], [], {}
     getattr(forward, "begin", lambda dtype: None)(dtype)
     for step in range(steps):
-        for group in adam.param_groups:
-            group["lr"] = learning_rate(step)
-        adam.zero_grad()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step)
+            optimizer.zero_grad()
         loss = forward(w, torch.from_numpy(windows(step)), number)
         loss.backward()
         if step == 0:
             first = {name: p.grad.numpy().copy() for name, p in w.items()}
         norms.append(float(torch.nn.utils.clip_grad_norm_(list(w.values()), CLIP)))
         losses.append(float(loss.detach()))
-        adam.step()
+        for optimizer in optimizers:
+            optimizer.step()
         getattr(forward, "end_step", lambda: None)()
     final = {name: float(p.detach().double().norm()) for name, p in w.items()}
     return losses, norms, first, final
@@ -163,11 +190,11 @@ def spread(values, reference):
     return max(abs(a - b) / b for a, b in zip(values, reference))
 
 
-def compare(parameters, forward, model, steps=STEPS, bf16=False):
+def compare(parameters, forward, model, steps=STEPS, bf16=False, muon=False):
     """The JSON document of one model, and its first gradients (float64)."""
     parameters = list(parameters)
-    loss32, norm32, grad32, final32 = train(parameters, forward, torch.float32, steps)
-    loss64, norm64, grad64, final64 = train(parameters, forward, torch.float64, steps)
+    loss32, norm32, grad32, final32 = train(parameters, forward, torch.float32, steps, muon=muon)
+    loss64, norm64, grad64, final64 = train(parameters, forward, torch.float64, steps, muon=muon)
     per_parameter = {}
     for name, shape in parameters:
         reference = grad64[name]
@@ -204,6 +231,8 @@ def compare(parameters, forward, model, steps=STEPS, bf16=False):
             "grad": max(p["grad_noise"] for p in per_parameter.values()),
         },
     }
+    if muon:
+        result["optimizer"]["type"] = "muon"
     if bf16:
         loss16, norm16, _, _ = train(parameters, forward, torch.float32, steps, Bf16)
         result["loss_bf16"] = loss16

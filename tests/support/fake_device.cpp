@@ -66,6 +66,12 @@ class FakeDevice final : public Device, private Recorder {
   void add(Tensor x, Tensor y) override {
     later([=, this] { cpu_->add(x, y); });
   }
+  void blend(Tensor x, Tensor y, float of_x, float of_y) override {
+    later([=, this] { cpu_->blend(x, y, of_x, of_y); });
+  }
+  void normalize(Tensor x) override {
+    later([=, this] { cpu_->normalize(x); });
+  }
   void copy(Tensor from, Tensor to) override {
     later([=, this] { cpu_->copy(from, to); });
   }
@@ -225,6 +231,12 @@ class FakeDevice final : public Device, private Recorder {
   }
   void sgd(const Sgd& args) override {
     later([=, this] { cpu_->sgd(args); });
+  }
+  void momentum(const Momentum& args) override {
+    later([=, this] { cpu_->momentum(args); });
+  }
+  void descend(const Descend& args) override {
+    later([=, this] { cpu_->descend(args); });
   }
 
  private:

@@ -94,6 +94,12 @@ class GuardedDevice final : public Device {
   void add(Tensor x, Tensor y) override {
     op({x, y}, [&] { cpu_.add(x, y); });
   }
+  void blend(Tensor x, Tensor y, float of_x, float of_y) override {
+    op({x, y}, [&] { cpu_.blend(x, y, of_x, of_y); });
+  }
+  void normalize(Tensor x) override {
+    op({x}, [&] { cpu_.normalize(x); });
+  }
   void copy(Tensor from, Tensor to) override {
     refuse_overlap(from, to);
     op({from, to}, [&] { cpu_.copy(from, to); });
@@ -289,6 +295,12 @@ class GuardedDevice final : public Device {
   void sgd(const Sgd& s) override {
     op({s.pieces.table, s.master, s.momentum_buffer, s.grad, s.weights, s.factor},
        [&] { cpu_.sgd(s); });
+  }
+  void momentum(const Momentum& m) override {
+    op({m.pieces.table, m.buffer, m.grad, m.factor}, [&] { cpu_.momentum(m); });
+  }
+  void descend(const Descend& d) override {
+    op({d.pieces.table, d.master, d.grad, d.weights, d.factor}, [&] { cpu_.descend(d); });
   }
   bool all_finite(Tensor x) override {
     bool finite = false;

@@ -118,6 +118,7 @@ TrainSpec read_spec(const nlohmann::json& json) {
   json.at("train").at("global_batch").get_to(spec.train.global_batch);
   json.at("train").at("steps").get_to(spec.train.steps);
   const nlohmann::json& optimizer = json.at("optimizer");
+  spec.optimizer.type = optimizer.value("type", spec.optimizer.type);
   optimizer.at("betas")[0].get_to(spec.optimizer.beta1);
   optimizer.at("betas")[1].get_to(spec.optimizer.beta2);
   optimizer.at("eps").get_to(spec.optimizer.eps);

@@ -12,7 +12,7 @@ const Choice kNew[] = {
     {"train.seed", 0.6, {"5", "6", "77"}},
     {"train.steps", 1, {"1", "2", "3"}},
     {"lr.max", 0.3, {"0.0005", "0.002"}},
-    {"optimizer.type", 0.2, {"adam", "sgd"}},
+    {"optimizer.type", 0.2, {"adam", "sgd", "muon"}},
     {"precision.dtype", 0.2, {"fp32", "bf16", "fp16", "fp8"}},
     {"model.dropout.hidden", 0.2, {"0", "0.2"}},
     {"model.vocab_pad_to", 0.2, {"1", "5", "128"}},

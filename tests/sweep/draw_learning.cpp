@@ -27,8 +27,17 @@ const Choice kSaving[] = {
     {"checkpoint.keep_best.mode", 0.05, {"max"}},
 };
 
+const Choice kMuon[] = {
+    {"optimizer.muon.momentum", 0.2, {"0", "0.8"}},
+    {"optimizer.muon.nesterov", 0.2, {"false"}},
+    {"optimizer.muon.steps", 0.2, {"1", "2", "6"}},
+    {"optimizer.muon.scale", 0.3, {"shape", "unit_rms"}},
+    {"optimizer.muon.factor", 0.2, {"1"}},
+};
+
 void draw_optimizer(Draw& draw, Settings& s) {
-  if (draw.chance(0.3)) s.set("optimizer.type", draw.pick({"adam", "sgd"}));
+  if (draw.chance(0.4)) s.set("optimizer.type", draw.pick({"adam", "sgd", "muon"}));
+  if (s.text("optimizer.type") == "muon") draw_choices(draw, s, kMuon);
   if (s.text("optimizer.type") == "sgd") {
     if (draw.chance(0.3)) s.set("optimizer.momentum", draw.pick({"0", "0.5"}));
   } else if (draw.chance(0.15)) {

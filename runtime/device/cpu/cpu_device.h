@@ -52,6 +52,8 @@ class CpuDevice final : public Device {
   void cast(Tensor from, Tensor to) override;
   void scale(Tensor x, float factor) override;
   void add(Tensor x, Tensor y) override;
+  void blend(Tensor x, Tensor y, float of_x, float of_y) override;
+  void normalize(Tensor x) override;
   void copy(Tensor from, Tensor to) override;
   void regroup_columns(const ColumnBlocks& args) override;
   void matmul(const Matmul& args) override {
@@ -110,6 +112,8 @@ class CpuDevice final : public Device {
   void gradient_scale(const GradientScale& args) override;
   void adamw(const AdamW& args) override;
   void sgd(const Sgd& args) override;
+  void momentum(const Momentum& args) override;
+  void descend(const Descend& args) override;
   bool all_finite(Tensor x) override;
 
  private:

@@ -1,7 +1,11 @@
-// fill, cast, scale, add, the copies, all_finite and the gradient of a bias.
+// fill, cast, scale, add, blend, normalize, the copies, all_finite and the gradient of a bias.
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cassert>
+#include <cmath>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "runtime/device/cpu/cpu_device.h"
@@ -60,6 +64,33 @@ void CpuDevice::add(Tensor x, Tensor y) {
   split(x.numel(), kGrain, [&](int64_t begin, int64_t end) {
     add_range(element(x, begin), element(y, begin), end - begin);
   });
+}
+
+void CpuDevice::blend(Tensor x, Tensor y, float of_x, float of_y) {
+  assert(is_float(x) && x.dtype == y.dtype && x.numel() == y.numel());
+  const auto blend_range = typed(x.dtype).blend;
+  split(x.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    blend_range(element(x, begin), element(y, begin), end - begin, of_x, of_y);
+  });
+}
+
+void CpuDevice::normalize(Tensor x) {
+  assert(is_float(x));
+  const int64_t n = x.numel(), cells = (n + kGrain - 1) / kGrain;
+  std::vector<double> sums(static_cast<size_t>(cells));
+  split(cells, 1, [&](int64_t first, int64_t last) {
+    std::array<float, kGrain> widened;
+    for (int64_t cell = first; cell < last; ++cell) {
+      const int64_t count = std::min(kGrain, n - cell * kGrain);
+      const char* const values = element(x, cell * kGrain);
+      if (x.dtype != DType::f32) typed(x.dtype).to_f32(values, widened.data(), count);
+      kernels_.sum_squares(
+          x.dtype == DType::f32 ? reinterpret_cast<const float*>(values) : widened.data(), count,
+          &sums[static_cast<size_t>(cell)]);
+    }
+  });
+  const double norm = std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0));
+  scale(x, static_cast<float>(1 / std::max(norm, kLeastNorm)));
 }
 
 bool CpuDevice::all_finite(Tensor x) {

@@ -125,7 +125,7 @@ void CpuDevice::adamw(const AdamW& args) {
       share.coupled_decay = args.decoupled ? 0.0f : weight_decay;
       share.master = address_of(args.master, args.weights ? state : weight);
       share.exp_avg = args.exp_avg.as<float>() + state;
-      share.exp_avg_sq = args.exp_avg_sq.as<float>() + state;
+      share.exp_avg_sq = args.exp_avg_sq.as<float>() + piece.second + begin - piece.offset;
       share.grad = args.grad.as<float>() + begin;
       share.weights = address_of(args.weights, weight);
       share.n = end - begin;
@@ -153,6 +153,42 @@ void CpuDevice::sgd(const Sgd& args) {
               .momentum = args.momentum,
               .weight_decay = piece.decays != 0 ? args.weight_decay : 0.0f,
               .grad_scale = factor});
+    });
+  });
+}
+
+void CpuDevice::momentum(const Momentum& args) {
+  assert(args.buffer.dtype == DType::f32 && args.grad.dtype == DType::f32);
+  const float factor = *args.factor.as<float>();
+  if (std::isnan(factor)) return;
+  split(args.pieces.cells, 1, [&](int64_t first, int64_t last) {
+    each_part(args.pieces, first, last, [&](const Piece& piece, int64_t begin, int64_t end) {
+      kernels_.momentum({.buffer = args.buffer.as<float>() + piece.state + begin - piece.offset,
+                         .grad = args.grad.as<float>() + begin,
+                         .n = end - begin,
+                         .momentum = args.momentum,
+                         .of_buffer = args.nesterov ? args.momentum : 1.0f,
+                         .of_gradient = args.nesterov ? 1 - args.momentum : 0.0f,
+                         .grad_scale = factor});
+    });
+  });
+}
+
+void CpuDevice::descend(const Descend& args) {
+  assert(args.grad.dtype == DType::f32);
+  assert(belong_together(args.master, args.weights));
+  if (std::isnan(*args.factor.as<float>())) return;
+  const auto update = typed(args.weights.dtype).descend;
+  split(args.pieces.cells, 1, [&](int64_t first, int64_t last) {
+    each_part(args.pieces, first, last, [&](const Piece& piece, int64_t begin, int64_t end) {
+      const int64_t state = piece.state + begin - piece.offset;
+      const int64_t weight = piece.weight + begin - piece.offset;
+      update({.master = address_of(args.master, args.weights ? state : weight),
+              .grad = args.grad.as<float>() + begin,
+              .weights = address_of(args.weights, weight),
+              .n = end - begin,
+              .lr = args.lr,
+              .keep = piece.decays != 0 ? 1 - args.lr * args.weight_decay : 1.0f});
     });
   });
 }

@@ -13,9 +13,10 @@ struct Cell {
   int64_t begin = 0;
   int count = 0;
   int64_t behind = 0;  // cells of the piece before it
-  // Of its first element in the weights, and in the optimizer's state.
+  // Of its first element in the weights, in the optimizer's state and in AdamW's second moments.
   __device__ int64_t weight() const { return piece.weight + begin - piece.offset; }
   __device__ int64_t state() const { return piece.state + begin - piece.offset; }
+  __device__ int64_t second() const { return piece.second + begin - piece.offset; }
 };
 
 // The pieces as a kernel takes them.
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(kBlock) update_kernel(Op op, CellTable table) 
     const Cell cell = table.cell(index);
     const Op here = op.in(cell);
     int done = 0;
-    if (cell.begin % N == 0 && cell.weight() % N == 0 && cell.state() % N == 0) {
+    if ((cell.begin | cell.weight() | cell.state() | cell.second()) % N == 0) {
       const int packs = cell.count / N;
       MTL_UNROLL(4)
       for (int pack = me; pack < packs; pack += kBlock) here.template at<N>(pack * N);

@@ -36,6 +36,8 @@ void fill(Queue& queue, Tensor x, float value);
 void cast(Queue& queue, Tensor from, Tensor to);
 void scale(Queue& queue, Tensor x, float factor);
 void add(Queue& queue, Tensor x, Tensor y);
+void blend(Queue& queue, Tensor x, Tensor y, float of_x, float of_y);
+void normalize(Queue& queue, Tensor x);
 void copy(Queue& queue, Tensor from, Tensor to);
 void regroup_columns(Queue& queue, const ColumnBlocks& args);
 void copy_columns(Queue& queue, const CopyColumns& args);
@@ -120,5 +122,7 @@ void find_not_finite(Queue& queue, Tensor x, Tensor found);
 // optimizer.cu
 void adamw(Queue& queue, const AdamW& args);
 void sgd(Queue& queue, const Sgd& args);
+void momentum(Queue& queue, const Momentum& args);
+void descend(Queue& queue, const Descend& args);
 
 }  // namespace mtl::cuda

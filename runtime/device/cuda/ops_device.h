@@ -12,6 +12,10 @@ class OpsDevice : public Device, protected Queue {
   void cast(Tensor from, Tensor to) override { cuda::cast(*this, from, to); }
   void scale(Tensor x, float factor) override { cuda::scale(*this, x, factor); }
   void add(Tensor x, Tensor y) override { cuda::add(*this, x, y); }
+  void blend(Tensor x, Tensor y, float of_x, float of_y) override {
+    cuda::blend(*this, x, y, of_x, of_y);
+  }
+  void normalize(Tensor x) override { cuda::normalize(*this, x); }
   void copy(Tensor from, Tensor to) override { cuda::copy(*this, from, to); }
   void regroup_columns(const ColumnBlocks& args) override { cuda::regroup_columns(*this, args); }
   void amax(Tensor x, Tensor out) override { cuda::amax(*this, x, out); }
@@ -117,6 +121,8 @@ class OpsDevice : public Device, protected Queue {
   void gradient_scale(const GradientScale& args) override { cuda::gradient_scale(*this, args); }
   void adamw(const AdamW& args) override { cuda::adamw(*this, args); }
   void sgd(const Sgd& args) override { cuda::sgd(*this, args); }
+  void momentum(const Momentum& args) override { cuda::momentum(*this, args); }
+  void descend(const Descend& args) override { cuda::descend(*this, args); }
 };
 
 }  // namespace mtl::cuda

@@ -1,5 +1,6 @@
-// AdamW, Adam and SGD: one pass and one launch for all pieces it is given. Bytes per parameter:
-// adamw 28 and sgd 20, and 2 more with weights in f16 to write.
+// AdamW, Adam, SGD, and what Muon does element by element: one pass and one launch for all pieces
+// it is given. Bytes per parameter: adamw 28, sgd 20, momentum 16 and descend 12, and 2 more with
+// weights in f16 to write.
 #include "runtime/device/cuda/cells.h"
 
 namespace mtl::cuda {
@@ -94,7 +95,7 @@ struct AdamWStep {
     AdamWStep here = *this;
     here.master.move_to(cell);
     here.exp_avg += cell.state();
-    here.exp_avg_sq += cell.state();
+    here.exp_avg_sq += cell.second();
     here.grad += cell.begin;
     if (cell.piece.decays == 0) {
       here.keep = 1;
@@ -152,6 +153,55 @@ struct SgdStep {
   }
 };
 
+struct MomentumStep {
+  float *buffer, *grad;
+  const float* factor;
+  float momentum, of_buffer, of_gradient;
+  float grad_scale;  // *factor
+
+  __device__ MomentumStep in(const Cell& cell) const {
+    MomentumStep here = *this;
+    here.buffer += cell.state();
+    here.grad += cell.begin;
+    return here;
+  }
+  template <int N>
+  __device__ void at(int64_t i) const {
+    Floats<N> sums = load<N>(buffer + i), gradient = load<N>(grad + i);
+    for (int k = 0; k < N; ++k) {
+      const float g = gradient.at[k] * grad_scale;
+      sums.at[k] = without_tiny(sums.at[k] * momentum + g * (1 - momentum));
+      gradient.at[k] = sums.at[k] * of_buffer + g * of_gradient;
+    }
+    store(buffer + i, sums);
+    store(grad + i, gradient);
+  }
+};
+
+template <typename T>
+struct DescendStep {
+  Masters<T> master;
+  const float* grad;
+  const float* factor;
+  float lr, keep;    // keep: of pieces that decay
+  float grad_scale;  // *factor
+
+  __device__ DescendStep in(const Cell& cell) const {
+    DescendStep here = *this;
+    here.master.move_to(cell);
+    here.grad += cell.begin;
+    if (cell.piece.decays == 0) here.keep = 1;
+    return here;
+  }
+  template <int N>
+  __device__ void at(int64_t i) const {
+    Floats<N> p = master.template read<N>(i);
+    const Floats<N> step = load<N>(grad + i);
+    for (int k = 0; k < N; ++k) p.at[k] = p.at[k] * keep - step.at[k] * lr;
+    master.write(i, p);
+  }
+};
+
 }  // namespace
 
 void adamw(Queue& queue, const AdamW& args) {
@@ -195,6 +245,33 @@ void sgd(Queue& queue, const Sgd& args) {
     step.momentum = args.momentum;
     step.weight_decay = args.weight_decay;
     const bool packs = step.master.are_aligned() && aligned({step.momentum_buffer, step.grad});
+    with_pack<4>(packs,
+                 [&](auto pack) { update_cells<decltype(pack)::value>(queue, args.pieces, step); });
+  });
+}
+
+void momentum(Queue& queue, const Momentum& args) {
+  MomentumStep step = {};
+  step.buffer = args.buffer.as<float>();
+  step.grad = args.grad.as<float>();
+  step.factor = args.factor.as<const float>();
+  step.momentum = args.momentum;
+  step.of_buffer = args.nesterov ? args.momentum : 1.0f;
+  step.of_gradient = args.nesterov ? 1 - args.momentum : 0.0f;
+  with_pack<4>(aligned({step.buffer, step.grad}),
+               [&](auto pack) { update_cells<decltype(pack)::value>(queue, args.pieces, step); });
+}
+
+void descend(Queue& queue, const Descend& args) {
+  with_type(args.weights.dtype, [&](auto type) {
+    using T = decltype(type);
+    DescendStep<T> step = {};
+    step.master = Masters<T>(args.master, args.weights);
+    step.grad = args.grad.as<const float>();
+    step.factor = args.factor.as<const float>();
+    step.lr = args.lr;
+    step.keep = 1 - args.lr * args.weight_decay;
+    const bool packs = step.master.are_aligned() && aligned({step.grad});
     with_pack<4>(packs,
                  [&](auto pack) { update_cells<decltype(pack)::value>(queue, args.pieces, step); });
   });

@@ -1,7 +1,7 @@
 // Sums in a fixed order, and the search for what is not finite. One pass each; bytes per element:
 // bias_grad s (the size of dy's type), sum_rows s and per sum 4 (8 where it adds), sum 4,
-// sum_squares 4, find_not_finite s. Partial sums are few: less than 2 % of that from a thousand
-// rows on.
+// sum_squares 4, normalize 3 s, find_not_finite s. Partial sums are few: less than 2 % of that from
+// a thousand rows on.
 #include "runtime/device/cuda/cells.h"
 #include "runtime/device/cuda/column_sums.h"
 
@@ -146,6 +146,21 @@ __global__ void __launch_bounds__(kChunkThreads)
   }
 }
 
+// sums[block] = the sum of squares of x[block * length ..]; thread t takes values t, t + 256, ...
+template <typename T>
+__global__ void __launch_bounds__(kBlock)
+    chunk_squares_kernel(const T* x, int64_t n, int64_t length, double* sums) {
+  const int64_t begin = int64_t{blockIdx.x} * length, end = min(begin + length, n);
+  double sum = 0;
+  MTL_UNROLL(8)
+  for (int64_t i = begin + threadIdx.x; i < end; i += kBlock) {
+    const auto value = static_cast<double>(load<1>(x + i).at[0]);
+    sum += value * value;
+  }
+  sum = block_sum<kBlock>(sum);
+  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
 // What thread t of a block adds: values t, t + 256, ...
 __device__ double strided_sum(const double* x, int64_t n) {
   double sum = 0;
@@ -161,6 +176,22 @@ __global__ void __launch_bounds__(kBlock)
     const ElementRange range = ranges[i];
     const double sum = block_sum<kBlock>(strided_sum(x + range.first, range.count));
     if (threadIdx.x == 0) out[i] = sum;
+  }
+}
+
+// Every block adds up all the chunks (few, and the same bits everywhere) and divides its own share.
+template <typename T>
+__global__ void __launch_bounds__(kBlock)
+    divide_by_norm_kernel(T* x, int64_t n, const double* sums, int64_t chunks) {
+  __shared__ float factor;
+  const double total = block_sum<kBlock>(strided_sum(sums, chunks));
+  if (threadIdx.x == 0) factor = static_cast<float>(1 / fmax(sqrt(total), kLeastNorm));
+  __syncthreads();
+  const int64_t step = int64_t{gridDim.x} * kBlock;
+  for (int64_t i = int64_t{blockIdx.x} * kBlock + threadIdx.x; i < n; i += step) {
+    Floats<1> value = load<1>(x + i);
+    value.at[0] *= factor;
+    store(x + i, value);
   }
 }
 
@@ -267,6 +298,20 @@ void sum(Queue& queue, Tensor x, Tensor out, bool accumulate) {
          x.as<const float>(), n, length, partials, false);
   launch(sum_kernel<double>, one, block, 0, queue.stream(), partials, chunks, chunks,
          out.as<double>(), accumulate);
+}
+
+void normalize(Queue& queue, Tensor x) {
+  const int64_t n = x.numel();
+  const int64_t length = std::max(kSumChunk, divide_up(n, kSumChunks));
+  const int64_t chunks = divide_up(n, length);
+  auto* sums = static_cast<double*>(queue.scratch(chunks * int64_t{sizeof(double)}));
+  with_type(x.dtype, [&](auto type) {
+    using T = decltype(type);
+    launch(chunk_squares_kernel<T>, dim3(static_cast<unsigned>(chunks)), dim3(kBlock), 0,
+           queue.stream(), x.as<const T>(), n, length, sums);
+    launch(divide_by_norm_kernel<T>, blocks_for(queue, n, kBlock), dim3(kBlock), 0, queue.stream(),
+           x.as<T>(), n, sums, chunks);
+  });
 }
 
 void sum_squares(Queue& queue, const SumSquares& args) {

@@ -195,7 +195,9 @@ class HeldPieces {
     int64_t offset = 0, count = 0, state = 0;
     bool decays = true;
     int64_t weight = -1;  // as offset
+    int64_t second = -1;  // as state
     int64_t first_weight() const { return weight < 0 ? offset : weight; }
+    int64_t first_second() const { return second < 0 ? state : second; }
   };
   explicit HeldPieces(const std::vector<Part>& parts)
       : table_(DType::u8, {static_cast<int64_t>(parts.size() * sizeof(Piece))}, 0) {
@@ -206,6 +208,7 @@ class HeldPieces {
       table_.view.as<Piece>()[i] = {.offset = part.offset,
                                     .weight = part.first_weight(),
                                     .state = part.state,
+                                    .second = part.first_second(),
                                     .count = part.count,
                                     .cells = view.cells,
                                     .partial = view.cells,

@@ -149,14 +149,13 @@ TEST_CASE("the copy is as large as the plan says") {
       const int stage = rank.trainer.coord()[Axis::pp];
       const std::lock_guard lock(mutex);
       most[stage] = std::max(most[stage], bytes);
-      const auto& layout_of_stage = rank.plan.stages[static_cast<size_t>(stage)].layout;
-      CHECK(bytes <= snapshot_bytes(layout_of_stage, rank.plan.grid, 2));
-      if (rank.plan.stages[static_cast<size_t>(stage)].snapshot_bytes > 0) {
-        CHECK(rank.plan.stages[static_cast<size_t>(stage)].snapshot_bytes ==
-              snapshot_bytes(layout_of_stage, rank.plan.grid, 2));
-      }
+      const StagePlan& of_stage = rank.plan.stages[static_cast<size_t>(stage)];
+      const int64_t snapshot =
+          snapshot_bytes(of_stage.layout, rank.plan.table, rank.plan.grid, rank.plan.optimizer);
+      CHECK(bytes <= snapshot);
+      if (of_stage.snapshot_bytes > 0) CHECK(of_stage.snapshot_bytes == snapshot);
       if (rank.rank + 1 == rank.plan.grid.world()) {
-        CHECK(snapshot_bytes(layout_of_stage, rank.plan.grid, 2) > 0);
+        CHECK(snapshot > 0);
       }
     });
   }

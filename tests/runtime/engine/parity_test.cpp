@@ -156,7 +156,8 @@ TEST_CASE("variants of LLaMA follow PyTorch for 10 steps, and every layout does 
   for (const std::string model :
        {"llama_scaled", "llama_qwen2", "llama_window", "llama_alibi", "llama_stablelm",
         "llama_neox", "llama_gemma", "llama_olmo2", "llama_sandwich", "llama_layers", "llama_caps",
-        "llama_latent", "llama_latent_plain", "llama_granite", "llama_command", "llama_phi"}) {
+        "llama_latent", "llama_latent_plain", "llama_granite", "llama_command", "llama_phi",
+        "llama_muon"}) {
     CAPTURE(model);
     const ReferenceRun expected = read_reference(model);
     for (const Way& way : {Way{"one rank", {}},

@@ -253,6 +253,17 @@ TEST_CASE("streams: latents") {
   compare(spec, {.cp = 2});
 }
 
+TEST_CASE("streams: matrices on their way to those that orthogonalize them") {
+  TrainSpec spec = spec_of(false);
+  spec.optimizer.type = "muon";
+  compare(spec, {});
+  compare(spec, {.tp = 2, .dp = 2});
+  spec.parallel.zero = 3;
+  compare(spec, {.dp = 2});
+  spec.parallel.zero = 0;
+  compare(spec, {.tp = 2, .pp = 2});
+}
+
 TEST_CASE("streams: all at once") {
   TrainSpec spec = spec_of(false);
   compare(spec, {.tp = 2, .dp = 2, .pp = 2});

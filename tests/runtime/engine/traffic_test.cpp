@@ -159,6 +159,9 @@ void zero_0(TrainSpec& spec) {
 void zero_2(TrainSpec& spec) {
   spec.parallel.zero = 2;
 }
+void muon(TrainSpec& spec) {
+  spec.optimizer.type = "muon";
+}
 void zero_3(TrainSpec& spec) {
   spec.parallel.zero = 3;
 }
@@ -301,6 +304,11 @@ const Variant kVariants[] = {
     {"cp 2 ep 3 some layers", {.cp = 2, .ep = 3}, some_layers},
     {"pp 2 cp 2 some layers", {.pp = 2, .cp = 2}, some_layers},
     {"tp 2 pp 2 ep 3 sp", {.tp = 2, .pp = 2, .ep = 3}, sequence_parallel},
+    {"tp 2 dp 2 pp 2 muon small buckets", {.tp = 2, .dp = 2, .pp = 2}, both(muon, small_buckets)},
+    {"tp 4 dp 2 zero 0 muon", {.tp = 4, .dp = 2}, both(muon, zero_0)},
+    {"dp 4 zero 3 muon in copies", {.dp = 4, .zero_ranks = 2}, both(muon, zero_3)},
+    {"dp 2 ep 3 muon small buckets", {.dp = 2, .ep = 3}, both(muon, small_buckets)},
+    {"tp 2 cp 2 ep 3 muon zero 2", {.tp = 2, .cp = 2, .ep = 3}, both(muon, zero_2)},
 };
 
 }  // namespace

@@ -103,7 +103,7 @@ TEST_CASE("what mtl keeps is what the plan of a run lays out") {
       double states = 0;
       for (const char* name :
            {zero < 3 ? "weights" : "weight_shards", zero < 2 ? "grads" : "grad_shards", "master",
-            "exp_avg", "exp_avg_sq"}) {
+            "moments", "second_moments"}) {
         if (const BufferPlan* buffer = memory.find(name)) {
           states += static_cast<double>(buffer->bytes);
         }

@@ -37,7 +37,7 @@ Plan plan_of(TrainSpec spec, bool offload, int world = 4) {
 }
 
 bool is_state(const std::string& name) {
-  return name == "master" || name == "exp_avg" || name == "exp_avg_sq" || name == "momentum_buffer";
+  return name == "master" || name == "moments" || name == "second_moments";
 }
 
 }  // namespace

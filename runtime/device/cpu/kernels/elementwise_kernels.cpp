@@ -46,6 +46,14 @@ void add(const void* x, void* y, int64_t n) {
   add_to(static_cast<const T*>(x), static_cast<T*>(y), n);
 }
 template <class T>
+void blend(const void* x, void* y, int64_t n, float of_x, float of_y) {
+  const T* from = static_cast<const T*>(x);
+  T* to = static_cast<T*>(y);
+  each(n, [&](int64_t i, auto lanes) MTL_LAMBDA {
+    store(to + i, load(from + i, lanes) * of_x + load(to + i, lanes) * of_y, lanes);
+  });
+}
+template <class T>
 void add_to_f32(const void* x, float* y, int64_t n) {
   add_to(static_cast<const T*>(x), y, n);
 }
@@ -114,6 +122,7 @@ void add_typed(TypedKernels& table) {
   table.fill = fill<T>;
   table.scale = scale<T>;
   table.add = add<T>;
+  table.blend = blend<T>;
   table.add_to_f32 = add_to_f32<T>;
   table.column_sums = column_sums<T>;
   table.from_f32 = from_f32<T>;

@@ -1,5 +1,6 @@
 // AdamW (Loshchilov, Hutter: "Decoupled weight decay regularization", ICLR 2019), Adam, SGD with
-// momentum, and the sums of squares for the gradient norm: one pass over memory each.
+// momentum, what Muon does element by element, and the sums of squares for the gradient norm: one
+// pass over memory each.
 #include <type_traits>
 
 #include "runtime/device/cpu/kernels/parts.h"
@@ -95,6 +96,28 @@ void sgd(const SgdRange& a) {
   });
 }
 
+void momentum(const MomentumRange& a) {
+  const FlushTinyToZero flush;
+  float *buffers = a.buffer, *grad = a.grad;
+  const float momentum = a.momentum, rest = 1 - a.momentum, grad_scale = a.grad_scale;
+  const float of_buffer = a.of_buffer, of_gradient = a.of_gradient;
+  each(a.n, [&](int64_t i, auto lanes) MTL_LAMBDA {
+    const F g = load(grad + i, lanes) * grad_scale;
+    const F buffer = load(buffers + i, lanes) * momentum + g * rest;
+    store(buffers + i, buffer, lanes);
+    store(grad + i, buffer * of_buffer + g * of_gradient, lanes);
+  });
+}
+
+template <class T>
+void descend(const DescendRange& a) {
+  const float* grad = a.grad;
+  const float lr = a.lr, keep = a.keep;
+  each_update<T>(a.master, a.weights, a.n, [&](int64_t i, auto lanes, F old) MTL_LAMBDA {
+    return old * keep - load(grad + i, lanes) * lr;
+  });
+}
+
 // f64 throughout: squares of f32 are exact, large gradients do not overflow. Sixteen sums whatever
 // the vector, added in pairs: the same bits on every instruction set.
 MTL_INLINE double chunk_sum_squares(const float* x, int64_t n) {
@@ -133,6 +156,7 @@ template <class T>
 void add_typed(TypedKernels& table) {
   table.adamw = adamw<T>;
   table.sgd = sgd<T>;
+  table.descend = descend<T>;
 }
 
 }  // namespace
@@ -142,6 +166,7 @@ void add_optimizer_kernels(VectorKernels& table) {
   add_typed<uint16_t>(table.bf16);
   add_typed<_Float16>(table.f16);
   table.sum_squares = sum_squares;
+  table.momentum = momentum;
 }
 
 }  // namespace mtl::kernels::MTL_ISA

@@ -177,12 +177,29 @@ struct SgdRange {
   int64_t n;
   float lr, momentum, weight_decay, grad_scale;
 };
+// g = grad * grad_scale, buffer = momentum * buffer + (1 - momentum) * g, grad = of_buffer * buffer
+// + of_gradient * g
+struct MomentumRange {
+  float *buffer, *grad;
+  int64_t n;
+  float momentum, of_buffer, of_gradient, grad_scale;
+};
+// master = master * keep - lr * grad
+struct DescendRange {
+  void* master;  // and `weights`, as in AdamWRange
+  const float* grad;
+  void* weights;
+  int64_t n;
+  float lr, keep;
+};
 
 // Loops that exist for every compute type.
 struct TypedKernels {
   void (*fill)(void* x, int64_t n, float value);
   void (*scale)(void* x, int64_t n, float factor);
   void (*add)(const void* x, void* y, int64_t n);
+  // y = of_x * x + of_y * y
+  void (*blend)(const void* x, void* y, int64_t n, float of_x, float of_y);
   void (*from_f32)(const float* from, void* to, int64_t n);
   void (*to_f32)(const void* from, float* to, int64_t n);
   bool (*all_finite)(const void* x, int64_t n);
@@ -225,6 +242,7 @@ struct TypedKernels {
   void (*cross_entropy_backward)(const CrossEntropyRows& args, float scale);
   void (*adamw)(const AdamWRange& args);
   void (*sgd)(const SgdRange& args);
+  void (*descend)(const DescendRange& args);
 };
 
 struct VectorKernels {
@@ -235,6 +253,7 @@ struct VectorKernels {
                   bool accumulate);
   // partials[i] = sum of squares of elements [i * 4096, (i + 1) * 4096) of the n.
   void (*sum_squares)(const float* x, int64_t n, double* partials);
+  void (*momentum)(const MomentumRange& args);
   // factors[i] = 0 or mask.scale for element first + i.
   void (*mask_factors)(const Mask& mask, uint64_t first, int64_t n, float* factors);
 };
