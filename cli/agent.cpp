@@ -13,10 +13,10 @@
 #include "cli/commands.h"
 #include "common/error.h"
 #include "common/version.h"
-#include "launcher/dial.h"
-#include "launcher/job.h"
-#include "launcher/node.h"
-#include "launcher/signals.h"
+#include "launcher/agent/signals.h"
+#include "launcher/job/dial.h"
+#include "launcher/job/job.h"
+#include "launcher/node/node.h"
 #include "rendezvous/network.h"
 
 namespace mtl {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/job.h"
+#include "launcher/job/job.h"
 
 namespace mtl {
 

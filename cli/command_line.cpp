@@ -12,7 +12,7 @@
 #include "common/error.h"
 #include "common/terminal.h"
 #include "common/text.h"
-#include "launcher/launch_flags.h"
+#include "launcher/settings/launch_flags.h"
 
 namespace mtl {
 

@@ -11,7 +11,7 @@
 
 #include "cli/command_description.h"
 #include "cli/commands.h"
-#include "launcher/launch_flags.h"
+#include "launcher/settings/launch_flags.h"
 
 namespace mtl {
 

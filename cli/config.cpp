@@ -13,7 +13,7 @@
 #include "cli/launch_flags.h"
 #include "cli/run_request.h"
 #include "common/error.h"
-#include "launcher/config_edit.h"
+#include "launcher/config/config_edit.h"
 
 namespace mtl {
 

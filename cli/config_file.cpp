@@ -8,8 +8,8 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/text.h"
-#include "launcher/launch_config_place.h"
-#include "launcher/train_settings.h"
+#include "launcher/settings/launch_config_place.h"
+#include "launcher/settings/train_settings.h"
 
 namespace mtl {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "launcher/launch_config.h"
+#include "launcher/settings/launch_config.h"
 
 namespace mtl {
 

@@ -1,5 +1,5 @@
 // mtl config import: default_config.yaml, or a train.yaml, from what people have.
-#include "launcher/config_import.h"
+#include "launcher/config/config_import.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -14,8 +14,8 @@
 #include "cli/run_request.h"
 #include "common/error.h"
 #include "common/files.h"
-#include "launcher/config_edit.h"
-#include "launcher/shell_script.h"
+#include "launcher/config/config_edit.h"
+#include "launcher/config/shell_script.h"
 #include "runtime/spec/megatron_command.h"
 
 namespace mtl {

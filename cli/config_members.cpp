@@ -8,8 +8,8 @@
 #include "cli/config_file.h"
 #include "cli/run_request.h"
 #include "common/error.h"
-#include "launcher/config_edit.h"
-#include "launcher/launch_config_place.h"
+#include "launcher/config/config_edit.h"
+#include "launcher/settings/launch_config_place.h"
 #include "runtime/spec/train_spec.h"
 
 namespace mtl {

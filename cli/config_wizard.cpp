@@ -1,6 +1,6 @@
 // mtl config: the questions, in a terminal key by key, or line by line on a dumb one and from a
-// pipe. What is asked stands in launcher/config_questions*.cpp.
-#include "launcher/config_wizard.h"
+// pipe. What is asked stands in launcher/config/config_questions*.cpp.
+#include "launcher/config/config_wizard.h"
 
 #include <cerrno>
 #include <csignal>
@@ -24,7 +24,7 @@
 #include "common/keys.h"
 #include "common/terminal.h"
 #include "common/text.h"
-#include "launcher/launch_config_place.h"
+#include "launcher/settings/launch_config_place.h"
 #include "runtime/spec/train_spec.h"
 
 namespace mtl {

@@ -1,5 +1,5 @@
 // mtl doctor: what is wrong with this machine, or with several, and the cure.
-#include "launcher/doctor.h"
+#include "launcher/doctor/doctor.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +16,7 @@
 #include "common/error.h"
 #include "common/terminal.h"
 #include "common/version.h"
-#include "launcher/own_program.h"
+#include "launcher/system/own_program.h"
 #include "runtime/device/load_cuda.h"
 
 namespace mtl {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/jobs.h"
+#include "launcher/job/jobs.h"
 
 namespace mtl {
 

@@ -12,7 +12,7 @@
 #include "cli/launch_flags.h"
 #include "cli/launch_slurm.h"
 #include "common/error.h"
-#include "launcher/signals.h"
+#include "launcher/agent/signals.h"
 
 namespace mtl {
 

@@ -8,9 +8,9 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "cli/run_request.h"
-#include "launcher/agent.h"
-#include "launcher/commands.h"
-#include "launcher/launch_request.h"
+#include "launcher/agent/agent.h"
+#include "launcher/ranks/commands.h"
+#include "launcher/request/launch_request.h"
 
 namespace mtl {
 

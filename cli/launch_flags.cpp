@@ -227,8 +227,8 @@ std::string launch_flags_text(int columns) {
 std::string launch_flags_reference() {
   std::string text =
       "# Flags of `mtl launch`\n\n"
-      "<!-- Written from the table in launcher/launch_flags_*.cpp: MTL_UPDATE_DOCS=1 test_cli "
-      "-->\n\n"
+      "<!-- Written from the table in launcher/settings/launch_flags_*.cpp: MTL_UPDATE_DOCS=1 "
+      "test_cli -->\n\n"
       "accelerate's flags, torchrun's and mtl's own, with their meanings. Names may be written "
       "with\n"
       "underscores or dashes. A flag without a value is `--x`, `--x=true`, `--x=false` or "

@@ -4,13 +4,13 @@
 #include <string>
 
 #include "cli/command_line.h"
-#include "launcher/launch_flags.h"
+#include "launcher/settings/launch_flags.h"
 
 namespace mtl {
 
-// Declares all settings of launcher/launch_flags.h; what is given lands in `values`. The families
-// are accepted and not shown. `submits`: those for SLURM are shown, and also have their names
-// without slurm_, as sbatch has them.
+// Declares all settings of launcher/settings/launch_flags.h; what is given lands in `values`. The
+// families are accepted and not shown. `submits`: those for SLURM are shown, and also have their
+// names without slurm_, as sbatch has them.
 void declare_launch_flags(CommandLine& line, FlagValues& values, bool submits = false);
 // Only those that a plan reads: how many ranks, precision, layout.
 void declare_plan_flags(CommandLine& line, FlagValues& values);

@@ -7,8 +7,8 @@
 
 #include "cli/launch.h"
 #include "common/shell_word.h"
-#include "launcher/secret.h"
-#include "launcher/worker_env.h"
+#include "launcher/ranks/worker_env.h"
+#include "launcher/settings/secret.h"
 
 namespace mtl {
 

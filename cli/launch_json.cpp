@@ -5,10 +5,10 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/launch.h"
-#include "launcher/generation.h"
-#include "launcher/secret.h"
+#include "launcher/node/generation.h"
+#include "launcher/settings/secret.h"
+#include "launcher/settings/train_settings.h"
 #include "launcher/slurm/step.h"
-#include "launcher/train_settings.h"
 #include "rendezvous/network.h"
 
 namespace mtl {

@@ -17,11 +17,11 @@
 #include "common/error.h"
 #include "common/terminal.h"
 #include "common/version.h"
-#include "launcher/generation.h"
-#include "launcher/job.h"
-#include "launcher/outlet.h"
-#include "launcher/program.h"
-#include "launcher/scratch_folder.h"
+#include "launcher/agent/program.h"
+#include "launcher/job/job.h"
+#include "launcher/node/generation.h"
+#include "launcher/output/outlet.h"
+#include "launcher/system/scratch_folder.h"
 #include "rendezvous/network.h"
 
 namespace mtl {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "launcher/launch_request.h"
+#include "launcher/controller/verdict.h"
+#include "launcher/request/launch_request.h"
 #include "launcher/slurm/standby.h"
-#include "launcher/verdict.h"
 
 namespace mtl {
 

@@ -10,7 +10,7 @@
 #include "cli/commands.h"
 #include "cli/help.h"
 #include "common/text.h"
-#include "launcher/launch_flags.h"
+#include "launcher/settings/launch_flags.h"
 #include "runtime/spec/spec_keys.h"
 
 namespace mtl {

@@ -7,9 +7,9 @@
 #include <fmt/format.h>
 
 #include "common/terminal.h"
-#include "launcher/launch_config_place.h"
-#include "launcher/launch_surroundings.h"
-#include "launcher/train_settings.h"
+#include "launcher/request/launch_surroundings.h"
+#include "launcher/settings/launch_config_place.h"
+#include "launcher/settings/train_settings.h"
 #include "runtime/metrics/format.h"
 #include "runtime/spec/schema.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "launcher/launch_request.h"
+#include "launcher/request/launch_request.h"
 #include "runtime/run.h"
 
 namespace mtl {

@@ -12,14 +12,14 @@
 #include "common/files.h"
 #include "common/shell_word.h"
 #include "common/version.h"
-#include "launcher/job_registry.h"
+#include "launcher/agent/signals.h"
+#include "launcher/job/job_registry.h"
 #include "launcher/job_template.h"
-#include "launcher/own_program.h"
-#include "launcher/signals.h"
 #include "launcher/slurm/follow.h"
 #include "launcher/slurm/job_options.h"
 #include "launcher/slurm/job_script.h"
 #include "launcher/slurm/submit.h"
+#include "launcher/system/own_program.h"
 #include "rendezvous/network.h"
 
 namespace mtl {

@@ -25,7 +25,7 @@
 #include "common/files.h"
 #include "common/terminal.h"
 #include "common/version.h"
-#include "launcher/job.h"
+#include "launcher/job/job.h"
 #include "runtime/selftest.h"
 
 namespace mtl {

@@ -12,7 +12,7 @@
 #include "cli/commands.h"
 #include "cli/jobs_table.h"
 #include "common/terminal.h"
-#include "launcher/signals.h"
+#include "launcher/agent/signals.h"
 
 namespace mtl {
 

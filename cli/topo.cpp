@@ -14,7 +14,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/terminal.h"
-#include "launcher/topology.h"
+#include "launcher/doctor/topology.h"
 #include "runtime/link_bench.h"
 #include "runtime/metrics/format.h"
 

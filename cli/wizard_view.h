@@ -8,7 +8,7 @@
 
 #include "cli/painter.h"
 #include "common/keys.h"
-#include "launcher/config_wizard.h"
+#include "launcher/config/config_wizard.h"
 
 namespace mtl {
 

@@ -26,7 +26,7 @@ namespace mtl {
 using LinkId = int64_t;
 
 struct LinkMessage {
-  uint16_t kind = 0;       // the owner's; see launcher/job_messages.h
+  uint16_t kind = 0;       // the owner's; see launcher/node/job_messages.h
   int64_t generation = 0;  // of the sender's job: old ones are fenced off by the receiver
   std::string body;
 };

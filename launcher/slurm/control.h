@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/run_command.h"
+#include "launcher/system/run_command.h"
 
 namespace mtl {
 

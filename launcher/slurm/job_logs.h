@@ -10,8 +10,8 @@
 #include <string>
 #include <string_view>
 
-#include "launcher/console_lines.h"
-#include "launcher/log_reader.h"
+#include "launcher/output/console_lines.h"
+#include "launcher/output/log_reader.h"
 
 namespace mtl {
 

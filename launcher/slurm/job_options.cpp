@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 
 #include "common/text.h"
-#include "launcher/launch_flags.h"
+#include "launcher/settings/launch_flags.h"
 
 namespace mtl {
 

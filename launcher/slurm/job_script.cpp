@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/shell_word.h"
-#include "launcher/launch_flags.h"
+#include "launcher/settings/launch_flags.h"
 
 namespace mtl {
 

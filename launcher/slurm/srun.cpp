@@ -14,8 +14,8 @@
 
 #include <fmt/format.h>
 
-#include "launcher/keeper.h"
-#include "launcher/program.h"
+#include "launcher/agent/keeper.h"
+#include "launcher/agent/program.h"
 #include "launcher/slurm/step.h"
 
 namespace mtl {

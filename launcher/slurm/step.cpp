@@ -6,8 +6,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "launcher/launch_resolver.h"
-#include "launcher/own_program.h"
+#include "launcher/request/launch_resolver.h"
+#include "launcher/system/own_program.h"
 
 namespace mtl {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/launch_request.h"
+#include "launcher/request/launch_request.h"
 
 namespace mtl {
 

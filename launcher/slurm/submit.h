@@ -6,7 +6,7 @@
 #include <string>
 
 #include "common/error.h"
-#include "launcher/launch_request.h"
+#include "launcher/request/launch_request.h"
 
 namespace mtl {
 

@@ -23,7 +23,7 @@
 #include <sys/wait.h>
 
 #include "common/error.h"
-#include "launcher/agent.h"
+#include "launcher/agent/agent.h"
 #include "support/temp_dir.h"
 
 namespace {

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/program.h"
-#include "launcher/generation.h"
+#include "launcher/node/generation.h"
 
 using namespace mtl::test;
 namespace fs = std::filesystem;

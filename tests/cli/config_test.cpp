@@ -12,7 +12,7 @@
 #include "cli/wizard_sessions.h"
 #include "cli/wizard_view.h"
 #include "common/terminal.h"
-#include "launcher/config_edit.h"
+#include "launcher/config/config_edit.h"
 
 using namespace mtl;
 using namespace mtl::test;

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "cluster/jobs.h"
-#include "launcher/job.h"
+#include "launcher/job/job.h"
 #include "rendezvous/link_frames.h"
 #include "support/text.h"
 

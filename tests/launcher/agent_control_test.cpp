@@ -16,9 +16,9 @@
 #include <doctest/doctest.h>
 
 #include "common/files.h"
-#include "launcher/agent.h"
+#include "launcher/agent/agent.h"
+#include "launcher/agent/stopped_watch.h"
 #include "launcher/processes.h"
-#include "launcher/stopped_watch.h"
 #include "support/fitting_limit.h"
 #include "support/text.h"
 

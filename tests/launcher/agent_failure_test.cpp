@@ -8,10 +8,10 @@
 
 #include <doctest/doctest.h>
 
-#include "launcher/agent.h"
-#include "launcher/core_file.h"
-#include "launcher/error_file.h"
+#include "launcher/agent/agent.h"
+#include "launcher/agent/error_file.h"
 #include "launcher/processes.h"
+#include "launcher/system/core_file.h"
 #include "support/text.h"
 
 using namespace mtl;

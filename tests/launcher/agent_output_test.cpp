@@ -12,8 +12,8 @@
 
 #include "common/error.h"
 #include "common/files.h"
-#include "launcher/agent.h"
-#include "launcher/keeper.h"
+#include "launcher/agent/agent.h"
+#include "launcher/agent/keeper.h"
 #include "launcher/processes.h"
 #include "support/text.h"
 

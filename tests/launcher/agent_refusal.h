@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/error.h"
-#include "launcher/agent.h"
+#include "launcher/agent/agent.h"
 
 namespace mtl::test {
 

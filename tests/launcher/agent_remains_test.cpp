@@ -13,7 +13,7 @@
 
 #include <doctest/doctest.h>
 
-#include "launcher/agent.h"
+#include "launcher/agent/agent.h"
 #include "launcher/agent_refusal.h"
 #include "launcher/processes.h"
 #include "support/text.h"

@@ -11,7 +11,7 @@
 
 #include <doctest/doctest.h>
 
-#include "launcher/agent.h"
+#include "launcher/agent/agent.h"
 #include "launcher/new_terminal.h"
 #include "launcher/processes.h"
 #include "support/text.h"

@@ -1,5 +1,5 @@
 // run_agent with real processes: how they end, what of it is reported, and how they are started.
-#include "launcher/agent.h"
+#include "launcher/agent/agent.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,12 +1,12 @@
 // What each rank of a node executes.
-#include "launcher/commands.h"
+#include "launcher/ranks/commands.h"
 
 #include <cstdlib>
 
 #include <doctest/doctest.h>
 
+#include "launcher/agent/program.h"
 #include "launcher/processes.h"
-#include "launcher/program.h"
 
 using namespace mtl;
 

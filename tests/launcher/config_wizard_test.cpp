@@ -1,12 +1,12 @@
 // The questions of mtl config without a terminal: what is proposed, what is refused, what follows.
-#include "launcher/config_wizard.h"
+#include "launcher/config/config_wizard.h"
 
 #include <set>
 
 #include <doctest/doctest.h>
 
-#include "launcher/config_edit.h"
-#include "launcher/launch_request.h"
+#include "launcher/config/config_edit.h"
+#include "launcher/request/launch_request.h"
 #include "support/text.h"
 
 using namespace mtl;

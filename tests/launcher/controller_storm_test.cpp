@@ -6,7 +6,7 @@
 
 #include <doctest/doctest.h>
 
-#include "launcher/controller.h"
+#include "launcher/controller/controller.h"
 #include "support/sanitized.h"
 
 using namespace mtl;

@@ -1,11 +1,11 @@
 // What facts about a machine are judged to be, and what a bug report does not tell.
-#include "launcher/doctor.h"
+#include "launcher/doctor/doctor.h"
 
 #include <algorithm>
 
 #include <doctest/doctest.h>
 
-#include "launcher/secret.h"
+#include "launcher/settings/secret.h"
 #include "support/text.h"
 
 using namespace mtl;

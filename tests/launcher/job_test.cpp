@@ -1,6 +1,6 @@
 // Jobs with real processes: all ranks here, an agent per host (as children of this test), and the
 // same command on several "nodes" (processes that meet on the loopback).
-#include "launcher/job.h"
+#include "launcher/job/job.h"
 
 #include <chrono>
 #include <csignal>
@@ -16,7 +16,7 @@
 
 #include "common/version.h"
 #include "launcher/processes.h"
-#include "launcher/reserved_port.h"
+#include "launcher/system/reserved_port.h"
 #include "support/text.h"
 
 using namespace mtl;

@@ -1,5 +1,5 @@
 // What mtl ps shows: the registry of this user, SLURM's queue and the runs' own reports, joined.
-#include "launcher/jobs.h"
+#include "launcher/job/jobs.h"
 
 #include <algorithm>
 #include <ctime>

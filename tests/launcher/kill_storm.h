@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "common/error.h"
-#include "launcher/agent.h"
+#include "launcher/agent/agent.h"
 #include "launcher/processes.h"
 #include "support/text.h"
 

@@ -6,7 +6,7 @@
 
 #include <doctest/doctest.h>
 
-#include "launcher/launch_config.h"
+#include "launcher/settings/launch_config.h"
 
 namespace mtl::test {
 

@@ -2,7 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "launcher/launch_config_files.h"
-#include "launcher/train_settings.h"
+#include "launcher/settings/train_settings.h"
 
 using namespace mtl;
 using namespace mtl::test;

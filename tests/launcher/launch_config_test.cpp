@@ -1,6 +1,6 @@
 // accelerate's configuration files: all that it accepts are read, and mistakes are named with their
 // line.
-#include "launcher/launch_config.h"
+#include "launcher/settings/launch_config.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -8,7 +8,7 @@
 
 #include "launcher/launch_config_files.h"
 #include "launcher/processes.h"
-#include "launcher/train_settings.h"
+#include "launcher/settings/train_settings.h"
 #include "support/text.h"
 
 using namespace mtl;

@@ -4,9 +4,9 @@
 
 #include <doctest/doctest.h>
 
-#include "launcher/launch_config.h"
 #include "launcher/launch_config_files.h"
 #include "launcher/processes.h"
+#include "launcher/settings/launch_config.h"
 #include "support/text.h"
 
 using namespace mtl;

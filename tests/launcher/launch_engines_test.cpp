@@ -3,9 +3,9 @@
 
 #include <fmt/format.h>
 
-#include "launcher/job_messages.h"
 #include "launcher/launch_request_cases.h"
-#include "launcher/train_settings.h"
+#include "launcher/node/job_messages.h"
+#include "launcher/settings/train_settings.h"
 
 using namespace mtl;
 using namespace mtl::test;

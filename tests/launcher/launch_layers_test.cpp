@@ -8,11 +8,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "launcher/launch_config_keys.h"
 #include "launcher/launch_request_cases.h"
 #include "launcher/processes.h"
-#include "launcher/train_settings.h"
-#include "launcher/worker_env.h"
+#include "launcher/ranks/worker_env.h"
+#include "launcher/settings/launch_config_keys.h"
+#include "launcher/settings/train_settings.h"
 
 using namespace mtl;
 using namespace mtl::test;

@@ -7,7 +7,7 @@
 
 #include <doctest/doctest.h>
 
-#include "launcher/launch_request.h"
+#include "launcher/request/launch_request.h"
 
 namespace mtl::test {
 

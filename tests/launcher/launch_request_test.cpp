@@ -1,5 +1,5 @@
 // The settings of a launch: how many ranks and where, and all contradictions at once.
-#include "launcher/launch_request.h"
+#include "launcher/request/launch_request.h"
 
 #include <algorithm>
 
@@ -9,7 +9,7 @@
 
 #include "launcher/launch_request_cases.h"
 #include "launcher/processes.h"
-#include "launcher/worker_env.h"
+#include "launcher/ranks/worker_env.h"
 
 using namespace mtl;
 using namespace mtl::test;

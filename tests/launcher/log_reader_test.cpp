@@ -1,5 +1,5 @@
 // Reading logs while they are written and moved aside.
-#include "launcher/log_reader.h"
+#include "launcher/output/log_reader.h"
 
 #include <atomic>
 #include <thread>
@@ -7,7 +7,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
-#include "launcher/log_file.h"
+#include "launcher/output/log_file.h"
 #include "launcher/processes.h"
 
 using namespace mtl;

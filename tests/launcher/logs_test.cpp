@@ -13,11 +13,11 @@
 #include <fmt/format.h>
 
 #include "common/error.h"
-#include "launcher/agent.h"
-#include "launcher/console_lines.h"
-#include "launcher/log_file.h"
+#include "launcher/agent/agent.h"
 #include "launcher/new_terminal.h"
-#include "launcher/outlet.h"
+#include "launcher/output/console_lines.h"
+#include "launcher/output/log_file.h"
+#include "launcher/output/outlet.h"
 #include "launcher/processes.h"
 #include "support/text.h"
 

@@ -1,6 +1,6 @@
 // What ranks print must never cost the link, nor keep what matters waiting: over a slow channel,
 // over one that stands still, and over a fast one.
-#include "launcher/output_relay.h"
+#include "launcher/node/output_relay.h"
 
 #include <atomic>
 #include <charconv>
@@ -14,8 +14,8 @@
 
 #include <doctest/doctest.h>
 
-#include "launcher/job_messages.h"
-#include "launcher/outlet.h"
+#include "launcher/node/job_messages.h"
+#include "launcher/output/outlet.h"
 #include "launcher/processes.h"
 
 using namespace mtl;

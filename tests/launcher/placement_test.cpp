@@ -1,12 +1,12 @@
 // Which GPU, CPUs and threads a rank gets, over made-up nodes; and this machine's own.
-#include "launcher/placement.h"
+#include "launcher/ranks/placement.h"
 
 #include <algorithm>
 #include <set>
 
 #include <doctest/doctest.h>
 
-#include "launcher/worker_env.h"
+#include "launcher/ranks/worker_env.h"
 
 using namespace mtl;
 

@@ -12,7 +12,7 @@
 
 #include <sys/wait.h>
 
-#include "launcher/agent.h"
+#include "launcher/agent/agent.h"
 #include "support/processes.h"
 #include "support/temp_dir.h"
 

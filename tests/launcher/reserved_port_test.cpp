@@ -1,6 +1,6 @@
 // A port that is kept without listening: nobody gets it by accident, a server can take it on
 // purpose.
-#include "launcher/reserved_port.h"
+#include "launcher/system/reserved_port.h"
 
 #include <cerrno>
 #include <unistd.h>

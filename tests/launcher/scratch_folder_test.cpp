@@ -1,5 +1,5 @@
 // Folders that go away by themselves, also those of processes that could not clean up.
-#include "launcher/scratch_folder.h"
+#include "launcher/system/scratch_folder.h"
 
 #include <chrono>
 #include <string>

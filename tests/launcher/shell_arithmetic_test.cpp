@@ -1,4 +1,4 @@
-#include "launcher/shell_arithmetic.h"
+#include "launcher/config/shell_arithmetic.h"
 
 #include <map>
 

@@ -4,12 +4,12 @@
 
 #include <doctest/doctest.h>
 
-#include "launcher/launch_flags.h"
-#include "launcher/run_command.h"
+#include "launcher/settings/launch_flags.h"
 #include "launcher/slurm/job_options.h"
 #include "launcher/slurm/job_script.h"
 #include "launcher/slurm/queue.h"
 #include "launcher/slurm/submit.h"
+#include "launcher/system/run_command.h"
 #include "support/temp_dir.h"
 
 using namespace mtl;

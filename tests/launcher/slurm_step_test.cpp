@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "launcher/job.h"
-#include "launcher/launch_surroundings.h"
+#include "launcher/job/job.h"
+#include "launcher/request/launch_surroundings.h"
 #include "launcher/slurm/chain.h"
 #include "launcher/slurm/control.h"
 #include "launcher/slurm/gpus.h"

@@ -1,10 +1,10 @@
 // What pods, mpirun and jsrun have told, as settings of a launch.
-#include "launcher/surroundings_settings.h"
+#include "launcher/request/surroundings_settings.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
-#include "launcher/launch_request.h"
+#include "launcher/request/launch_request.h"
 
 using namespace mtl;
 

@@ -9,7 +9,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
-#include "launcher/controller.h"
+#include "launcher/controller/controller.h"
 
 namespace mtl::test {
 

@@ -1,6 +1,6 @@
 // Layouts of real machines in nvidia-smi's format, what is concluded from them, and what is no
 // table at all.
-#include "launcher/topology.h"
+#include "launcher/doctor/topology.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>

@@ -1,11 +1,11 @@
 // What is read from how a job ended.
-#include "launcher/verdict.h"
+#include "launcher/controller/verdict.h"
 
 #include <csignal>
 
 #include <doctest/doctest.h>
 
-#include "launcher/oom.h"
+#include "launcher/system/oom.h"
 
 using namespace mtl;
 

@@ -1,5 +1,5 @@
 // The environment of a rank: torchrun's and accelerate's variables.
-#include "launcher/worker_env.h"
+#include "launcher/ranks/worker_env.h"
 
 #include <set>
 

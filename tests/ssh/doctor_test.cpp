@@ -1,5 +1,5 @@
 // mtl doctor over real sshd: two hosts that reach each other, and what goes wrong between them.
-#include "launcher/doctor.h"
+#include "launcher/doctor/doctor.h"
 
 #include <algorithm>
 
