@@ -1,5 +1,5 @@
-// cli/complete: what shells are told, and the manual pages from the same descriptions.
-#include "cli/complete.h"
+// cli/help/complete: what shells are told, and the manual pages from the same descriptions.
+#include "cli/help/complete.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -15,7 +15,7 @@
 
 #include "cli/command_description.h"
 #include "cli/commands.h"
-#include "cli/manual.h"
+#include "cli/help/manual.h"
 #include "cli/program.h"
 #include "launcher/job/job_registry.h"
 #include "launcher/settings/launch_flags.h"

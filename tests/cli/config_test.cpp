@@ -7,10 +7,10 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "cli/config/wizard_view.h"
 #include "cli/program.h"
 #include "cli/pty.h"
 #include "cli/wizard_sessions.h"
-#include "cli/wizard_view.h"
 #include "common/terminal.h"
 #include "launcher/config/config_edit.h"
 

@@ -1,6 +1,6 @@
 // The table of mtl ps and mtl top: what fits, the ranks that the others wait for, and what it
 // leaves out.
-#include "cli/jobs_table.h"
+#include "cli/jobs/jobs_table.h"
 
 #include <ctime>
 #include <map>

@@ -1,5 +1,5 @@
 // mtl plan on machines that are not at hand: --gpus, --gpu-type, --tune, --write, --simulate.
-#include "cli/plan_forecast.h"
+#include "cli/plan/plan_forecast.h"
 
 #include <string>
 #include <vector>

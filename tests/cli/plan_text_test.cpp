@@ -1,5 +1,5 @@
-// cli/plan_text: a plan in words and tables, for any width and any number of ranks.
-#include "cli/plan_text.h"
+// cli/plan/plan_text: a plan in words and tables, for any width and any number of ranks.
+#include "cli/plan/plan_text.h"
 
 #include <sstream>
 #include <string>

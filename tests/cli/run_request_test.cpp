@@ -9,7 +9,7 @@
 
 #include <doctest/doctest.h>
 
-#include "cli/launch.h"
+#include "cli/launch/launch.h"
 #include "common/error.h"
 
 using namespace mtl;

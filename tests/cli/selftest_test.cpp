@@ -5,8 +5,8 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include "cli/checks/test_report.h"
 #include "cli/program.h"
-#include "cli/test_report.h"
 #include "support/fitting_limit.h"
 #include "support/text.h"
 
