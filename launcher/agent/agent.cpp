@@ -21,6 +21,7 @@
 #include "launcher/system/core_file.h"
 #include "launcher/system/oom.h"
 #include "launcher/system/standard_descriptors.h"
+#include "launcher/system/system_error.h"
 
 namespace mtl {
 

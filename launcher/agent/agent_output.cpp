@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "common/terminal.h"
+#include "launcher/system/system_error.h"
 
 namespace mtl {
 

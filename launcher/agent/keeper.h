@@ -97,7 +97,4 @@ class Keeper {
 // The direct children of this process, born or adopted.
 std::vector<pid_t> child_processes();
 
-// What the system refused: Exit::environment "launch.process".
-Error system_error(const std::string& what, int error);
-
 }  // namespace mtl

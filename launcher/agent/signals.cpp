@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "launcher/agent/keeper.h"
+#include "launcher/system/system_error.h"
 
 namespace mtl {
 

@@ -16,12 +16,12 @@
 #include <fmt/format.h>
 
 #include "common/shell_word.h"
-#include "launcher/agent/keeper.h"
 #include "launcher/agent/signals.h"
 #include "launcher/controller/controller_loop.h"
 #include "launcher/job/job.h"
 #include "launcher/ssh/fleet.h"
 #include "launcher/system/own_program.h"
+#include "launcher/system/system_error.h"
 #include "rendezvous/network.h"
 #include "rendezvous/store.h"
 

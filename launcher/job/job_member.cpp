@@ -13,7 +13,6 @@
 #include <fmt/format.h>
 
 #include "common/quiet_threads.h"
-#include "launcher/agent/keeper.h"
 #include "launcher/controller/controller_loop.h"
 #include "launcher/job/dial.h"
 #include "launcher/job/job.h"

@@ -6,8 +6,8 @@
 
 #include <sys/stat.h>
 
-#include "launcher/agent/keeper.h"
 #include "launcher/output/outlet.h"
+#include "launcher/system/system_error.h"
 
 namespace mtl {
 

@@ -14,9 +14,9 @@
 
 #include <fmt/format.h>
 
-#include "launcher/agent/keeper.h"
 #include "launcher/agent/program.h"
 #include "launcher/slurm/step.h"
+#include "launcher/system/system_error.h"
 
 namespace mtl {
 

@@ -15,6 +15,7 @@
 #include "launcher/agent/agent.h"
 #include "launcher/agent/keeper.h"
 #include "launcher/processes.h"
+#include "launcher/system/system_error.h"
 #include "support/text.h"
 
 using namespace mtl;
