@@ -13,8 +13,8 @@
 #include "runtime/find_run.h"
 #include "runtime/interchange/init_from.h"
 #include "runtime/metrics/format.h"
-#include "runtime/plan/idle_pipeline.h"
 #include "runtime/plan/micro_batch.h"
+#include "runtime/plan/schedule/idle_pipeline.h"
 #include "runtime/run_length.h"
 
 namespace mtl {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/error.h"
-#include "runtime/plan/beside_steps.h"
+#include "runtime/plan/forecast/beside_steps.h"
 #include "runtime/plan/plan.h"
 #include "runtime/prompts.h"
 #include "runtime/rank_memory.h"

@@ -16,7 +16,7 @@
 #include "launcher/job/jobs.h"
 #include "launcher/settings/launch_flags.h"
 #include "runtime/metrics/run_state.h"
-#include "runtime/plan/cluster.h"
+#include "runtime/plan/forecast/cluster.h"
 #include "runtime/recipes.h"
 #include "runtime/spec/spec_keys.h"
 

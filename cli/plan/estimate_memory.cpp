@@ -19,7 +19,7 @@
 #include "common/terminal.h"
 #include "runtime/metrics/format.h"
 #include "runtime/model_source.h"
-#include "runtime/plan/estimate.h"
+#include "runtime/plan/forecast/estimate.h"
 
 namespace mtl {
 

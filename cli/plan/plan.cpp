@@ -25,8 +25,8 @@
 #include "common/terminal.h"
 #include "common/yaml.h"
 #include "common/yaml_edit.h"
-#include "runtime/plan/forecast_json.h"
-#include "runtime/plan/schedule_drawing.h"
+#include "runtime/plan/forecast/forecast_json.h"
+#include "runtime/plan/schedule/schedule_drawing.h"
 
 namespace mtl {
 

@@ -14,7 +14,7 @@
 #include "common/error.h"
 #include "common/terminal.h"
 #include "runtime/metrics/format.h"
-#include "runtime/plan/least_recompute.h"
+#include "runtime/plan/forecast/least_recompute.h"
 
 namespace mtl {
 

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "runtime/plan/cluster_simulation.h"
-#include "runtime/plan/tune.h"
+#include "runtime/plan/forecast/cluster_simulation.h"
+#include "runtime/plan/forecast/tune.h"
 
 namespace mtl {
 

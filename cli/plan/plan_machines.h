@@ -6,7 +6,7 @@
 #include <string>
 
 #include "common/dtype.h"
-#include "runtime/plan/cluster.h"
+#include "runtime/plan/forecast/cluster.h"
 
 namespace mtl {
 

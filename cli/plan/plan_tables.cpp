@@ -11,7 +11,7 @@
 #include "cli/plan/plan_words.h"
 #include "common/terminal.h"
 #include "runtime/metrics/format.h"
-#include "runtime/plan/gpu_memory.h"
+#include "runtime/plan/memory/gpu_memory.h"
 
 namespace mtl {
 

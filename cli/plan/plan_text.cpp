@@ -10,7 +10,7 @@
 #include "cli/plan/plan_words.h"
 #include "common/terminal.h"
 #include "runtime/metrics/format.h"
-#include "runtime/plan/schedule_drawing.h"
+#include "runtime/plan/schedule/schedule_drawing.h"
 
 namespace mtl {
 

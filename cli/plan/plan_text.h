@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/plan/beside_steps.h"
+#include "runtime/plan/forecast/beside_steps.h"
 #include "runtime/plan/plan.h"
 
 namespace mtl {

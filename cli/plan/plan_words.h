@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "runtime/plan/beside_steps.h"
+#include "runtime/plan/forecast/beside_steps.h"
 #include "runtime/plan/plan.h"
 
 namespace mtl {

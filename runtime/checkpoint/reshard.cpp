@@ -10,7 +10,7 @@
 #include "runtime/checkpoint/whole_tensor.h"
 #include "runtime/checkpoint/write_parts.h"
 #include "runtime/plan/param_layout.h"
-#include "runtime/plan/pipeline.h"
+#include "runtime/plan/schedule/pipeline.h"
 #include "runtime/plan/shard_table.h"
 
 namespace mtl {

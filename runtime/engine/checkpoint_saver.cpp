@@ -16,7 +16,7 @@
 #include <fmt/format.h>
 
 #include "runtime/engine/checkpointing.h"
-#include "runtime/plan/saved_parts.h"
+#include "runtime/plan/memory/saved_parts.h"
 
 namespace mtl {
 

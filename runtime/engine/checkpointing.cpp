@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/plan/saved_parts.h"
+#include "runtime/plan/memory/saved_parts.h"
 
 namespace mtl {
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "runtime/plan/beside_steps.h"
+#include "runtime/plan/forecast/beside_steps.h"
 #include "runtime/plan/plan.h"
 
 namespace mtl {

@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "runtime/plan/gpus.h"
+#include "runtime/plan/forecast/gpus.h"
 
 namespace mtl {
 

@@ -15,8 +15,8 @@ struct Yardstick {
   double measured = 0;   // of all ranks together
 };
 
-// FLOP/s of this rank's GPU by the catalogue (runtime/plan/gpus.h); 0 for a CPU, a GPU that is not
-// in it, and a part of a GPU (MIG).
+// FLOP/s of this rank's GPU by the catalogue (runtime/plan/forecast/gpus.h); 0 for a CPU, a GPU
+// that is not in it, and a part of a GPU (MIG).
 double catalogue_peak(const MadeDevice& made, DType compute);
 
 // Collective. `measured` and `peak` are this rank's.

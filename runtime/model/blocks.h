@@ -1,6 +1,6 @@
 // The blocks of a GPT decoder, each with a hand-written forward and backward. What forward saves
-// for backward is declared in the memory plan (runtime/plan/memory_activations.cpp) and looked up
-// by name; what recompute drops from that list, backward makes again.
+// for backward is declared in the memory plan (runtime/plan/memory/memory_activations.cpp) and
+// looked up by name; what recompute drops from that list, backward makes again.
 //
 // The last thing that a layer's block does forward is to add to the residual stream, the first is
 // to normalise it: the one is left to the next block, which does both at once.

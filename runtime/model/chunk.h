@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "runtime/model/blocks.h"
-#include "runtime/plan/pipeline.h"
 #include "runtime/plan/recompute.h"
+#include "runtime/plan/schedule/pipeline.h"
 
 namespace mtl {
 

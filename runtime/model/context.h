@@ -12,7 +12,7 @@
 #include "runtime/model/context_parallel.h"
 #include "runtime/model/expert_parallel.h"
 #include "runtime/model/tensor_parallel.h"
-#include "runtime/plan/memory.h"
+#include "runtime/plan/memory/memory.h"
 #include "runtime/plan/model_shape.h"
 #include "runtime/plan/shard_table.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "runtime/model/context.h"
-#include "runtime/plan/pipeline.h"
+#include "runtime/plan/schedule/pipeline.h"
 
 namespace mtl {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "runtime/plan/pipeline.h"
+#include "runtime/plan/schedule/pipeline.h"
 
 namespace mtl {
 

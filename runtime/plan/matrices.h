@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "runtime/plan/memory.h"
+#include "runtime/plan/memory/memory.h"
 #include "runtime/plan/param_layout.h"
 
 namespace mtl {

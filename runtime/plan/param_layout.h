@@ -14,7 +14,7 @@
 
 #include "common/dtype.h"
 #include "runtime/plan/grid.h"
-#include "runtime/plan/pipeline.h"
+#include "runtime/plan/schedule/pipeline.h"
 #include "runtime/plan/shard_table.h"
 
 namespace mtl {

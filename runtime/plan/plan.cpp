@@ -6,11 +6,11 @@
 
 #include <fmt/format.h>
 
-#include "runtime/plan/gpu_memory.h"
 #include "runtime/plan/matrices.h"
-#include "runtime/plan/no_effect.h"
-#include "runtime/plan/rules.h"
-#include "runtime/plan/saved_parts.h"
+#include "runtime/plan/memory/gpu_memory.h"
+#include "runtime/plan/memory/saved_parts.h"
+#include "runtime/plan/rules/no_effect.h"
+#include "runtime/plan/rules/rules.h"
 
 namespace mtl {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/plan/pipeline.h"
+#include "runtime/plan/schedule/pipeline.h"
 #include "runtime/spec/train_spec.h"
 
 namespace mtl {

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "runtime/plan/matrices.h"
-#include "runtime/plan/memory.h"
+#include "runtime/plan/memory/memory.h"
 
 namespace mtl {
 

@@ -10,7 +10,7 @@
 
 #include "op_work.h"
 #include "runtime/device/device.h"
-#include "runtime/plan/gpus.h"
+#include "runtime/plan/forecast/gpus.h"
 
 namespace mtl::bench {
 

@@ -14,7 +14,7 @@
 #include "best_step.h"
 #include "runtime/device/cpu/calibrate.h"
 #include "runtime/device/cpu/threads.h"
-#include "runtime/plan/forecast.h"
+#include "runtime/plan/forecast/forecast.h"
 #include "support/specs.h"
 
 using namespace mtl;

@@ -7,8 +7,8 @@
 
 #include <fmt/format.h>
 
-#include "runtime/plan/cluster_simulation.h"
-#include "runtime/plan/tune.h"
+#include "runtime/plan/forecast/cluster_simulation.h"
+#include "runtime/plan/forecast/tune.h"
 #include "support/published_runs.h"
 
 using namespace mtl;

@@ -8,8 +8,9 @@
 // as many layers as fit.
 // tests/reference/gpu_baseline.py has the same in PyTorch and joins the two: --json appends an
 // object per shape to FILE. Model FLOPs count causal attention once and recompute not at
-// all; the peak is that of the catalogue (runtime/plan/gpus.h). A step is four micro-batches and
-// one update (of a run for real it would be more). Median of the steps behind the first two
+// all; the peak is that of the catalogue (runtime/plan/forecast/gpus.h). A step is four
+// micro-batches and one update (of a run for real it would be more). Median of the steps behind the
+// first two
 // (--steps: so many, behind one); the first step's time is the start's, with algorithms chosen.
 // Memory is what the device gave after it was opened, so without CUDA's own context; the plan is to
 // foretell it, kernels' scratch included. The parts come from further steps that wait after every
@@ -39,7 +40,7 @@
 #include "runtime/engine/init.h"
 #include "runtime/engine/trainer.h"
 #include "runtime/engine/yardstick.h"
-#include "runtime/plan/gpus.h"
+#include "runtime/plan/forecast/gpus.h"
 #include "timed_device.h"
 
 using namespace mtl;

@@ -10,7 +10,7 @@
 
 #include "common/text.h"
 #include "runtime/metrics/format.h"
-#include "runtime/plan/gpu_memory.h"
+#include "runtime/plan/memory/gpu_memory.h"
 #include "support/specs.h"
 #include "support/text.h"
 

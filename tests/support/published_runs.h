@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/plan/forecast.h"
+#include "runtime/plan/forecast/forecast.h"
 
 namespace mtl::test {
 

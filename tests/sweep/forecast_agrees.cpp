@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "runtime/plan/forecast.h"
+#include "runtime/plan/forecast/forecast.h"
 
 namespace mtl::sweep {
 

@@ -12,7 +12,7 @@
 #include "host_cuda/products.h"
 #include "runtime/device/cuda/lt_matmul.h"
 #include "runtime/device/ops_test.h"
-#include "runtime/plan/gpu_memory.h"
+#include "runtime/plan/memory/gpu_memory.h"
 #include "support/fake_cublaslt.h"
 #include "support/layouts.h"
 #include "support/specs.h"

@@ -11,7 +11,7 @@
 
 #include <doctest/doctest.h>
 
-#include "runtime/plan/gpu_memory.h"
+#include "runtime/plan/memory/gpu_memory.h"
 #include "support/emulated_cuda.h"
 #include "support/layouts.h"
 #include "support/specs.h"

@@ -20,7 +20,7 @@
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/engine/checkpointing.h"
 #include "runtime/engine/save_times.h"
-#include "runtime/plan/saved_parts.h"
+#include "runtime/plan/memory/saved_parts.h"
 #include "support/layouts.h"
 #include "support/no_threads.h"
 #include "support/specs.h"

@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "runtime/engine/on_fake_gpus.h"
-#include "runtime/plan/gpu_memory.h"
+#include "runtime/plan/memory/gpu_memory.h"
 #include "support/specs.h"
 
 using namespace mtl;

@@ -1,5 +1,5 @@
 // What a run does beside its steps: how often, and how long that takes.
-#include "runtime/plan/beside_steps.h"
+#include "runtime/plan/forecast/beside_steps.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // runtime/plan/cluster_simulation: a step of many ranks, slow ones, and failures.
-#include "runtime/plan/cluster_simulation.h"
+#include "runtime/plan/forecast/cluster_simulation.h"
 
 #include <cmath>
 

@@ -1,5 +1,5 @@
 // runtime/plan/cluster: machines as numbers.
-#include "runtime/plan/cluster.h"
+#include "runtime/plan/forecast/cluster.h"
 
 #include <algorithm>
 #include <map>

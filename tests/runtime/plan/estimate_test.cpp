@@ -1,6 +1,6 @@
 // accelerate's numbers: accelerate 0.32.1 over transformers 4.46.3, calculate_maximum_sizes() and
 // estimate_training_usage() of AutoModel.from_config(). And the states of a plan under ZeRO.
-#include "runtime/plan/estimate.h"
+#include "runtime/plan/forecast/estimate.h"
 
 #include <cmath>
 

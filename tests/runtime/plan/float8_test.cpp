@@ -6,7 +6,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include "runtime/plan/forecast.h"
+#include "runtime/plan/forecast/forecast.h"
 #include "runtime/plan/plan.h"
 #include "runtime/spec/load.h"
 

@@ -6,9 +6,9 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
-#include "runtime/plan/forecast.h"
+#include "runtime/plan/forecast/forecast.h"
+#include "runtime/plan/forecast/forecast_compute.h"
 #include "runtime/plan/forecast_cases.h"
-#include "runtime/plan/forecast_compute.h"
 
 using namespace mtl;
 using namespace mtl::test;

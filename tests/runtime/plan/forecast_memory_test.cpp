@@ -9,7 +9,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
-#include "runtime/plan/forecast.h"
+#include "runtime/plan/forecast/forecast.h"
 #include "runtime/plan/forecast_cases.h"
 
 using namespace mtl;

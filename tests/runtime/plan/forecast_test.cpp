@@ -1,5 +1,5 @@
 // runtime/plan/forecast: seconds against published runs, and of what they are made up.
-#include "runtime/plan/forecast.h"
+#include "runtime/plan/forecast/forecast.h"
 
 #include <cmath>
 #include <string>
@@ -7,10 +7,10 @@
 
 #include <doctest/doctest.h>
 
-#include "runtime/plan/cluster_simulation.h"
+#include "runtime/plan/forecast/cluster_simulation.h"
+#include "runtime/plan/forecast/forecast_compute.h"
+#include "runtime/plan/forecast/tune.h"
 #include "runtime/plan/forecast_cases.h"
-#include "runtime/plan/forecast_compute.h"
-#include "runtime/plan/tune.h"
 #include "support/published_runs.h"
 
 using namespace mtl;

@@ -1,5 +1,5 @@
 // The catalogue of GPUs: found by name, and consistent.
-#include "runtime/plan/gpus.h"
+#include "runtime/plan/forecast/gpus.h"
 
 #include <set>
 

@@ -1,4 +1,4 @@
-#include "runtime/plan/idle_pipeline.h"
+#include "runtime/plan/schedule/idle_pipeline.h"
 
 #include <string>
 

@@ -1,7 +1,7 @@
 // Shapes and plans of memory that its tests share.
 #pragma once
 
-#include "runtime/plan/memory.h"
+#include "runtime/plan/memory/memory.h"
 #include "runtime/plan/shape_124m.h"
 
 namespace mtl::test {

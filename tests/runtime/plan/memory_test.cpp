@@ -1,4 +1,4 @@
-#include "runtime/plan/memory.h"
+#include "runtime/plan/memory/memory.h"
 
 #include <algorithm>
 #include <string>

@@ -5,7 +5,7 @@
 #include <doctest/doctest.h>
 
 #include "common/error.h"
-#include "runtime/plan/forecast.h"
+#include "runtime/plan/forecast/forecast.h"
 #include "runtime/plan/micro_batch.h"
 #include "runtime/run.h"
 #include "runtime/run_directory.h"

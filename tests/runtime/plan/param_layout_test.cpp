@@ -6,7 +6,7 @@
 
 #include <doctest/doctest.h>
 
-#include "runtime/plan/saved_parts.h"
+#include "runtime/plan/memory/saved_parts.h"
 
 using namespace mtl;
 

@@ -1,4 +1,4 @@
-#include "runtime/plan/pipeline.h"
+#include "runtime/plan/schedule/pipeline.h"
 
 #include <algorithm>
 #include <limits>

@@ -5,7 +5,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include "runtime/plan/gpu_memory.h"
+#include "runtime/plan/memory/gpu_memory.h"
 
 using namespace mtl;
 

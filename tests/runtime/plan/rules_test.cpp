@@ -15,7 +15,7 @@
 
 #include <fmt/format.h>
 
-#include "runtime/plan/nearest.h"
+#include "runtime/plan/rules/nearest.h"
 #include "runtime/plan/rules_cases.h"
 
 using namespace mtl;

@@ -1,4 +1,4 @@
-#include "runtime/plan/schedule_drawing.h"
+#include "runtime/plan/schedule/schedule_drawing.h"
 
 #include <string>
 #include <vector>

@@ -1,6 +1,6 @@
 // Schedules: the programs by hand where they are small, and by property for every shape of the bar
 // (p 1..16, v 1..4, m 1..64).
-#include "runtime/plan/schedule.h"
+#include "runtime/plan/schedule/schedule.h"
 
 #include <algorithm>
 #include <cmath>

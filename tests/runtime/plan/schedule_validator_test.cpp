@@ -5,7 +5,7 @@
 
 #include <doctest/doctest.h>
 
-#include "runtime/plan/schedule.h"
+#include "runtime/plan/schedule/schedule.h"
 
 using namespace mtl;
 

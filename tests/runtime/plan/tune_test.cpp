@@ -1,5 +1,5 @@
 // runtime/plan/tune: the advice, against the layouts that Megatron-LM's guide recommends.
-#include "runtime/plan/tune.h"
+#include "runtime/plan/forecast/tune.h"
 
 #include <algorithm>
 #include <string>
@@ -7,7 +7,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
-#include "runtime/plan/least_recompute.h"
+#include "runtime/plan/forecast/least_recompute.h"
 #include "support/published_runs.h"
 
 using namespace mtl;
