@@ -87,13 +87,10 @@ TEST_CASE("the GPU engine trains as the CPU, and however its work is enqueued wi
 
 TEST_CASE("what nvcc has made of the GPU engine trains as the CPU") {
   // Its kernels' PTX is run, of Hopper with its own attention, and of Ampere.
-  const std::vector<std::string> settings = {"model.hidden=64",
-                                             "model.heads=1",
-                                             "precision.dtype=bf16",
-                                             "model.dropout.hidden=0.1",
-                                             "model.activation=swiglu",
-                                             "train.steps=2",
-                                             "lr.decay=2"};
+  const std::vector<std::string> settings = {"model.hidden=64",         "model.heads=1",
+                                             "precision.dtype=bf16",    "model.dropout.hidden=0.1",
+                                             "model.activation=swiglu", "optimizer.type=muon",
+                                             "train.steps=2",           "lr.decay=2"};
   const auto trained = [&](const Env& env) {
     Shell shell;
     write_recipe(shell, 2);

@@ -333,6 +333,19 @@ TEST_CASE("flags that follow from others") {
     const auto found = result.settings.find(key);
     return found == result.settings.end() ? std::string("none") : found->second;
   };
+  const std::string muon = "--optimizer muon ";
+  CHECK(setting(muon, "optimizer.type") == "muon");
+  CHECK(setting("--optimizer dist_muon", "optimizer.type") == "muon");
+  // Megatron's defaults, not mtl's.
+  CHECK(setting(muon, "optimizer.muon.momentum") == "0.9");
+  CHECK(setting(muon, "optimizer.muon.nesterov") == "false");
+  CHECK(setting(muon, "optimizer.muon.factor") == "1.0");
+  CHECK(setting(muon + "--muon-momentum 0.95", "optimizer.muon.momentum") == "0.95");
+  CHECK(setting(muon + "--muon-nesterov", "optimizer.muon.nesterov") == "true");
+  CHECK(setting(muon + "--muon-extra-scale-factor 0.2", "optimizer.muon.factor") == "0.2");
+  CHECK(setting(muon + "--muon-scale-mode shape_scaling", "optimizer.muon.scale") == "shape");
+  CHECK(setting(muon + "--muon-num-ns-steps 6", "optimizer.muon.steps") == "6");
+  CHECK(setting("--adam-beta1 0.9", "optimizer.muon.momentum") == "none");
   const std::string pipeline = "--pipeline-model-parallel-size 2 ";
   CHECK(setting(pipeline + "--num-layers-per-virtual-pipeline-stage 2",
                 "parallel.virtual_stages") == "2");
