@@ -128,7 +128,8 @@ StageParams stage_params(const Workload& work, const LayoutChoice& layout,
   const StageParams mixture = layer_params(model, layout);
   const StageParams dense =
       model.dense_layers.empty() ? mixture : layer_params(model.of_dense_layers(), layout);
-  const double table = static_cast<double>(vocab_shard(model, layout.tp, 0).rows * model.hidden);
+  const auto vocab = static_cast<double>(vocab_shard(model, layout.tp, 0).rows);
+  const double table = vocab * static_cast<double>(model.hidden);
   StageParams sum;
   bool embedding = false, head = false;
   for (const ChunkRange& chunk : chunks) {
@@ -150,6 +151,7 @@ StageParams stage_params(const Workload& work, const LayoutChoice& layout,
   if (head) {
     sum.dense += h * (model.norm == NormType::layernorm ? 2 : 1);
     if (!model.tie_embeddings || !embedding) sum.dense += table;
+    if (model.head_bias) sum.dense += vocab;
   }
   return sum;
 }
