@@ -184,6 +184,7 @@ class Device {
   virtual void gradient_scale(const GradientScale& args) = 0;
   virtual void adamw(const AdamW& args) = 0;
   virtual void sgd(const Sgd& args) = 0;
+  virtual void lion(const Lion& args) = 0;
   virtual void momentum(const Momentum& args) = 0;
   virtual void descend(const Descend& args) = 0;
   // Whether no element is infinite or NaN; any compute type. Waits for the device.

@@ -492,6 +492,15 @@ struct Sgd {
   float lr = 0, momentum = 0.9f, weight_decay = 0;
 };
 
+// Lion (X. Chen et al., arXiv 2302.06675): g = grad * factor,
+// master -= lr * (sign(beta1 * exp_avg + (1 - beta1) * g) + weight_decay * master), and then
+// exp_avg = beta2 * exp_avg + (1 - beta2) * g.
+struct Lion {
+  Pieces pieces;
+  Tensor master, exp_avg, grad, weights, factor;  // as in AdamW
+  float lr = 0, beta1 = 0.9f, beta2 = 0.99f, weight_decay = 0;
+};
+
 // The direction of Muon (K. Jordan et al., 2024), in place of the gradient: g = grad * factor,
 // buffer = momentum * buffer + (1 - momentum) * g, grad = buffer, or with `nesterov`
 // momentum * buffer + (1 - momentum) * g. The buffer begins as zeros. A factor of NaN: nothing

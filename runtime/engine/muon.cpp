@@ -26,13 +26,12 @@ double muon_scale(const TrainSpec::Optimizer::Muon& settings, int64_t out, int64
 }
 
 Muon::Muon(const Plan& plan, const StagePlan& stage, const TrainSpec::Optimizer::Muon& settings,
-           Device& device, const Arena& arena, const RankGroups& groups, const Coord& coord)
+           Device& device, const Arena& arena, const RankGroups& groups)
     : plan_(plan),
       stage_(stage),
       settings_(settings),
       device_(device),
       groups_(groups),
-      holders_(plan.grid.holders(coord)),
       tp_(plan.grid.sizes()[Axis::tp]),
       parts_(arena.find_tensor("muon.parts")),
       arrived_(arena.find_tensor("muon.arrived")),
@@ -85,21 +84,20 @@ void Muon::alone(const Job& job, Tensor directions) const {
 
 void Muon::run(const Round& round, Tensor directions) const {
   Communicator& group = this->group(round);
+  const auto rank = static_cast<size_t>(group.rank()), tp = static_cast<size_t>(tp_);
   std::vector<int64_t> sent(static_cast<size_t>(group.size())), received(sent.size());
   int64_t parts = 0;
   for (size_t owner = 0; owner < round.jobs.size(); ++owner) {
-    const OwnedPart part =
-        owned_part(stage_.layout, stage_.layout.params[round.jobs[owner].param], holders_);
+    const OwnedPart& part = round.jobs[owner].parts[rank / tp];
     move(directions.slice(part.gradient, part.count), parts_.slice(parts, part.count));
     sent[owner] = part.count;
     parts += part.count;
   }
-  const auto rank = static_cast<size_t>(group.rank());
   const Job* const job = rank < round.jobs.size() ? &round.jobs[rank] : nullptr;
   int64_t arrived = 0;
   if (job) {
     for (size_t q = 0; q < received.size(); ++q) {
-      received[q] = job->parts[q / static_cast<size_t>(tp_)].count;
+      received[q] = job->parts[q / tp].count;
       arrived += received[q];
     }
   }
@@ -116,9 +114,8 @@ void Muon::run(const Round& round, Tensor directions) const {
   }
   group.all_to_all_v(back, received, mine, sent);
   parts = 0;
-  for (size_t owner = 0; owner < round.jobs.size(); ++owner) {
-    const OwnedPart part =
-        owned_part(stage_.layout, stage_.layout.params[round.jobs[owner].param], holders_);
+  for (const Job& each : round.jobs) {
+    const OwnedPart& part = each.parts[rank / tp];
     move(parts_.slice(parts, part.count), directions.slice(part.gradient, part.count));
     parts += part.count;
   }

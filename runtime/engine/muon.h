@@ -18,15 +18,11 @@ namespace mtl {
 class Muon {
  public:
   Muon(const Plan& plan, const StagePlan& stage, const TrainSpec::Optimizer::Muon& settings,
-       Device& device, const Arena& arena, const RankGroups& groups, const Coord& coord);
+       Device& device, const Arena& arena, const RankGroups& groups);
 
   // In place of the directions of all matrices (of the rank's parts, in the buffer of gradients)
   // comes what is to be subtracted from them, but for the learning rate.
   void orthogonalize_all(Tensor directions);
-
-  // In place of x [m, n], which lies anywhere, or in `next`: its nearest matrix with orthogonal
-  // rows or columns, nearly, times `scale`. Which of the two it is, is returned.
-  Tensor orthogonalized(Tensor x, float scale) const;
 
  private:
   // One parameter in a round, and what each rank of the group has of it.
@@ -54,6 +50,9 @@ class Muon {
   const ParamRow& row_of(const Job& job) const {
     return plan_.table[stage_.layout.params[job.param].row];
   }
+  // In place of x [m, n], or in `next_`: nearly its nearest matrix with orthogonal rows or columns,
+  // times `scale`.
+  Tensor orthogonalized(Tensor x, float scale) const;
   void move(Tensor from, Tensor to) const;
 
   const Plan& plan_;
@@ -61,7 +60,6 @@ class Muon {
   const TrainSpec::Optimizer::Muon& settings_;
   Device& device_;
   const RankGroups& groups_;
-  const Holders holders_;
   const int tp_;
   Tensor parts_, arrived_, whole_, columns_, segment_, next_, gram_, gram_squared_;
   std::vector<Round> rounds_;

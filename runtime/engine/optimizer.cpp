@@ -31,7 +31,7 @@ Optimizer::Optimizer(const Plan& plan, const StagePlan& stage, const TrainSpec::
       second_moments_(arena.find_tensor("second_moments")),
       gathers_(stage.layout.buckets.size(), 0) {
   if (plan.optimizer == OptimizerKind::muon) {
-    muon_.emplace(plan, stage, settings.muon, device, arena, groups, coord);
+    muon_.emplace(plan, stage, settings.muon, device, arena, groups);
   }
   make_tables();
 }
@@ -116,7 +116,8 @@ Optimizer::State Optimizer::state(size_t param) const {
   const Tensor moments = moments_.slice(state.part.state, state.part.count);
   const ParamRow& row = plan_.table[stage_.layout.params[param].row];
   if (moments_of(plan_.optimizer, row) == 1) {
-    state.moments = {{"momentum_buffer", moments}};
+    const bool average = plan_.optimizer == OptimizerKind::lion;
+    state.moments = {{average ? "exp_avg" : "momentum_buffer", moments}};
   } else {
     state.moments = {{"exp_avg", moments},
                      {"exp_avg_sq", second_moments_.slice(second_at_[param], state.part.count)}};
@@ -201,6 +202,19 @@ void Optimizer::sgd(const Pieces& pieces, const UpdateSettings& settings) {
                .weight_decay = static_cast<float>(settings.weight_decay)});
 }
 
+void Optimizer::lion(const Pieces& pieces, const UpdateSettings& settings) {
+  device_.lion({.pieces = pieces,
+                .master = master_ ? master_ : weights_,
+                .exp_avg = moments_,
+                .grad = grads_,
+                .weights = master_ ? weights_ : Tensor{},
+                .factor = settings.factor,
+                .lr = static_cast<float>(settings.lr),
+                .beta1 = static_cast<float>(settings_.beta1),
+                .beta2 = static_cast<float>(settings_.beta2),
+                .weight_decay = static_cast<float>(settings.weight_decay)});
+}
+
 void Optimizer::descend(const Pieces& pieces, const UpdateSettings& settings) {
   device_.descend({.pieces = pieces,
                    .master = master_ ? master_ : weights_,
@@ -230,6 +244,8 @@ void Optimizer::update(const UpdateSettings& settings) {
       if (pieces.matrices.cells > 0) descend(pieces.matrices, settings);
     } else if (plan_.optimizer == OptimizerKind::sgd) {
       sgd(pieces.all, settings);
+    } else if (plan_.optimizer == OptimizerKind::lion) {
+      lion(pieces.all, settings);
     } else {
       adamw(pieces.all, settings);
     }

@@ -73,13 +73,12 @@ class Optimizer {
   void make_tables();
   void adamw(const Pieces& pieces, const UpdateSettings& settings);
   void sgd(const Pieces& pieces, const UpdateSettings& settings);
+  void lion(const Pieces& pieces, const UpdateSettings& settings);
   void descend(const Pieces& pieces, const UpdateSettings& settings);
 
-  // Of a bucket on this rank.
+  // Of a bucket on this rank: with Muon what has AdamW, and behind that the matrices.
   struct BucketPieces {
-    Pieces all = {};
-    Pieces others = {},
-           matrices = {};  // with Muon: those that have AdamW, and behind them the matrices
+    Pieces all = {}, others = {}, matrices = {};
   };
 
   const Plan& plan_;

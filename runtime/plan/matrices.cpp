@@ -1,7 +1,6 @@
 #include "runtime/plan/matrices.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace mtl {
 
@@ -141,9 +140,7 @@ MatrixTraffic matrix_traffic_of(const ParamLayout& layout, const std::vector<Par
 }
 
 int moments_of(OptimizerKind optimizer, const ParamRow& row) {
-  const bool one =
-      optimizer == OptimizerKind::sgd || (optimizer == OptimizerKind::muon && row.matrix);
-  return one ? 1 : 2;
+  return optimizer == OptimizerKind::muon && row.matrix ? 1 : moments_of(optimizer);
 }
 
 std::vector<int64_t> second_moments(const ParamLayout& layout, const std::vector<ParamRow>& table,

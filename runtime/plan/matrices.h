@@ -32,10 +32,10 @@ struct MatrixGroup {
 };
 MatrixGroup matrix_group(const ParamLayout& layout, const GridSizes& sizes, bool experts);
 
+// Rank q of the group takes params[q] of the layout, if there is one.
 struct MatrixRound {
   bool experts = false;  // that EP divides
-  std::vector<size_t>
-      params;  // of the layout; rank q of the group takes params[q], if there is one
+  std::vector<size_t> params;
 };
 std::vector<MatrixRound> matrix_rounds(const ParamLayout& layout,
                                        const std::vector<ParamRow>& table, const GridSizes& sizes);

@@ -29,6 +29,7 @@ int64_t bucket_numel(const TrainSpec::Parallel& parallel, int data_ranks) {
 
 OptimizerKind optimizer_kind(const std::string& type) {
   if (type == "adam") return OptimizerKind::adam;
+  if (type == "lion") return OptimizerKind::lion;
   if (type == "muon") return OptimizerKind::muon;
   return type == "sgd" ? OptimizerKind::sgd : OptimizerKind::adamw;
 }
@@ -337,6 +338,7 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
   plan.ep_room = spec.parallel.ep_room;
   plan.recompute = recompute_of(spec);
   plan.optimizer = optimizer_kind(spec.optimizer.type);
+  plan.muon_steps = spec.optimizer.muon.steps;
   plan.offload = spec.optimizer.offload == "cpu";
   plan.table = shard_table(plan.model, plan.sequence_parallel);
   plan.cost = cost(plan.model, plan.table, plan.seq);

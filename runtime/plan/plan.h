@@ -67,7 +67,8 @@ struct Plan {
   double ep_room = 1;  // as parallel.ep_room
   Recompute recompute;
   OptimizerKind optimizer = OptimizerKind::adamw;
-  bool offload = false;  // the optimizer's state lies on the host
+  int64_t muon_steps = 5;  // as optimizer.muon.steps
+  bool offload = false;    // the optimizer's state lies on the host
   std::vector<ParamRow> table;
   std::vector<StagePlan> stages;
   std::map<int64_t, StepSchedule> schedules;  // by micro-batches per step, all that occur

@@ -158,6 +158,7 @@ nlohmann::json schedule_json(const StepSchedule& step) {
 
 const char* optimizer_name(OptimizerKind kind) {
   if (kind == OptimizerKind::sgd) return "sgd";
+  if (kind == OptimizerKind::lion) return "lion";
   if (kind == OptimizerKind::muon) return "muon";
   return kind == OptimizerKind::adam ? "adam" : "adamw";
 }

@@ -172,8 +172,8 @@ const std::vector<MegatronOthers>& megatron_refused() {
       others("a token's experts are the ones with the highest scores, and no token is dropped",
              "moe-input-jitter-eps moe-expert-capacity-factor moe-pad-expert-input-to-capacity "
              "moe-router-force-load-balancing moe-use-upcycling moe-upcycling-granularity"),
-      others("the optimizers are AdamW, Adam, SGD and Muon, with one learning rate",
-             "muon-no-split-qkv lion-beta1 lion-beta2 decoupled-lr decoupled-min-lr "
+      others("the optimizers are AdamW, Adam, SGD, Lion and Muon, with one learning rate",
+             "muon-no-split-qkv decoupled-lr decoupled-min-lr "
              "freeze-all-layers no-weight-decay-cond-type apply-wd-to-qk-layernorm"),
       others("initial weights are normal, with one deviation",
              "init-method-xavier-uniform embedding-init-method-std data-parallel-random-init "

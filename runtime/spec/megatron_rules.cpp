@@ -318,11 +318,13 @@ void MegatronReader::ramp() {
 }
 
 void MegatronReader::schedules() {
+  const bool lion = setting("optimizer.type") == "lion";
   if (setting("optimizer.type") != "sgd") {
+    const std::string of = lion ? "lion" : "adam";
     set("optimizer.betas",
-        fmt::format("[{}, {}]", value("adam-beta1").value_or("0.9"),
-                    value("adam-beta2").value_or("0.999")),
-        "adam-beta2");
+        fmt::format("[{}, {}]", value(of + "-beta1").value_or(lion ? "0.95" : "0.9"),
+                    value(of + "-beta2").value_or(lion ? "0.98" : "0.999")),
+        of + "-beta2");
   }
   if (setting("optimizer.type") == "muon") {
     set("optimizer.muon.momentum", value("muon-momentum").value_or("0.9"), "muon-momentum");

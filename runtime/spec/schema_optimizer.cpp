@@ -18,13 +18,15 @@ Section optimizer_section() {
                .choices = {{"adamw", "Adam with decoupled weight decay"},
                            {"adam", "Adam; weight decay is added to the gradient"},
                            {"sgd", "gradient descent with momentum"},
+                           {"lion",
+                            "the sign of a moving average (a third to a tenth of AdamW's "
+                            "`lr.max`; betas are usually [0.9, 0.99])"},
                            {"muon",
                             "momentum, orthogonalized, for the matrices of layers; AdamW for "
                             "embeddings, the head, norms and biases"}},
                .refused = {{"adamw_torch", "adamw", ""},
                            {"adamw_torch_fused", "adamw", ""},
                            {"fusedadam", "adamw", ""},
-                           {"lion", "", kNotYet},
                            {"dist_muon", "muon", ""},
                            {"adafactor", "", kNotYet}}},
               {.key = "optimizer.momentum",

@@ -194,7 +194,7 @@ struct TrainSpec {
     bool distribute = false;                            // full: saved inputs divided over TP
   } recompute;
   struct Optimizer {
-    std::string type = "adamw";  // adamw | adam | sgd | muon
+    std::string type = "adamw";  // adamw | adam | sgd | lion | muon
     double momentum = 0.9;       // of sgd
     double beta1 = 0.9;          // optimizer.betas: [beta1, beta2]
     double beta2 = 0.95;

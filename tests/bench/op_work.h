@@ -152,6 +152,9 @@ inline OpWork work_of(const AdamW& args) {
 inline OpWork work_of(const Sgd& args) {
   return {0, (12 + master_bytes(args.weights)) * elements_of(args.pieces)};
 }
+inline OpWork work_of(const Lion& args) {
+  return {0, (12 + master_bytes(args.weights)) * elements_of(args.pieces)};
+}
 inline OpWork work_of(const Momentum& args) {
   return {0, 16 * elements_of(args.pieces)};
 }

@@ -278,6 +278,9 @@ class TimedDevice final : public Device {
   void sgd(const Sgd& args) override {
     timed("optimizer", work_of(args), [&] { device_->sgd(args); });
   }
+  void lion(const Lion& args) override {
+    timed("optimizer", work_of(args), [&] { device_->lion(args); });
+  }
   void momentum(const Momentum& args) override {
     timed("optimizer", work_of(args), [&] { device_->momentum(args); });
   }

@@ -232,6 +232,9 @@ class FakeDevice final : public Device, private Recorder {
   void sgd(const Sgd& args) override {
     later([=, this] { cpu_->sgd(args); });
   }
+  void lion(const Lion& args) override {
+    later([=, this] { cpu_->lion(args); });
+  }
   void momentum(const Momentum& args) override {
     later([=, this] { cpu_->momentum(args); });
   }

@@ -296,6 +296,9 @@ class GuardedDevice final : public Device {
     op({s.pieces.table, s.master, s.momentum_buffer, s.grad, s.weights, s.factor},
        [&] { cpu_.sgd(s); });
   }
+  void lion(const Lion& l) override {
+    op({l.pieces.table, l.master, l.exp_avg, l.grad, l.weights, l.factor}, [&] { cpu_.lion(l); });
+  }
   void momentum(const Momentum& m) override {
     op({m.pieces.table, m.buffer, m.grad, m.factor}, [&] { cpu_.momentum(m); });
   }

@@ -36,7 +36,9 @@ const Choice kMuon[] = {
 };
 
 void draw_optimizer(Draw& draw, Settings& s) {
-  if (draw.chance(0.4)) s.set("optimizer.type", draw.pick({"adam", "sgd", "muon"}));
+  if (draw.chance(0.4)) {
+    s.set("optimizer.type", draw.pick({"adam", "sgd", "lion", "muon"}));
+  }
   if (s.text("optimizer.type") == "muon") draw_choices(draw, s, kMuon);
   if (s.text("optimizer.type") == "sgd") {
     if (draw.chance(0.3)) s.set("optimizer.momentum", draw.pick({"0", "0.5"}));

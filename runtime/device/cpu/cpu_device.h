@@ -112,6 +112,7 @@ class CpuDevice final : public Device {
   void gradient_scale(const GradientScale& args) override;
   void adamw(const AdamW& args) override;
   void sgd(const Sgd& args) override;
+  void lion(const Lion& args) override;
   void momentum(const Momentum& args) override;
   void descend(const Descend& args) override;
   bool all_finite(Tensor x) override;

@@ -157,6 +157,30 @@ void CpuDevice::sgd(const Sgd& args) {
   });
 }
 
+void CpuDevice::lion(const Lion& args) {
+  assert(args.exp_avg.dtype == DType::f32 && args.grad.dtype == DType::f32);
+  assert(belong_together(args.master, args.weights));
+  const float factor = *args.factor.as<float>();
+  if (std::isnan(factor)) return;
+  const auto update = typed(args.weights.dtype).lion;
+  split(args.pieces.cells, 1, [&](int64_t first, int64_t last) {
+    each_part(args.pieces, first, last, [&](const Piece& piece, int64_t begin, int64_t end) {
+      const int64_t state = piece.state + begin - piece.offset;
+      const int64_t weight = piece.weight + begin - piece.offset;
+      update({.master = address_of(args.master, args.weights ? state : weight),
+              .exp_avg = args.exp_avg.as<float>() + state,
+              .grad = args.grad.as<float>() + begin,
+              .weights = address_of(args.weights, weight),
+              .n = end - begin,
+              .lr = args.lr,
+              .beta1 = args.beta1,
+              .beta2 = args.beta2,
+              .keep = piece.decays != 0 ? 1 - args.lr * args.weight_decay : 1.0f,
+              .grad_scale = factor});
+    });
+  });
+}
+
 void CpuDevice::momentum(const Momentum& args) {
   assert(args.buffer.dtype == DType::f32 && args.grad.dtype == DType::f32);
   const float factor = *args.factor.as<float>();

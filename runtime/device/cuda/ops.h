@@ -122,6 +122,7 @@ void find_not_finite(Queue& queue, Tensor x, Tensor found);
 // optimizer.cu
 void adamw(Queue& queue, const AdamW& args);
 void sgd(Queue& queue, const Sgd& args);
+void lion(Queue& queue, const Lion& args);
 void momentum(Queue& queue, const Momentum& args);
 void descend(Queue& queue, const Descend& args);
 

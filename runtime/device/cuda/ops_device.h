@@ -121,6 +121,7 @@ class OpsDevice : public Device, protected Queue {
   void gradient_scale(const GradientScale& args) override { cuda::gradient_scale(*this, args); }
   void adamw(const AdamW& args) override { cuda::adamw(*this, args); }
   void sgd(const Sgd& args) override { cuda::sgd(*this, args); }
+  void lion(const Lion& args) override { cuda::lion(*this, args); }
   void momentum(const Momentum& args) override { cuda::momentum(*this, args); }
   void descend(const Descend& args) override { cuda::descend(*this, args); }
 };

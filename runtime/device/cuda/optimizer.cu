@@ -1,6 +1,6 @@
-// AdamW, Adam, SGD, and what Muon does element by element: one pass and one launch for all pieces
-// it is given. Bytes per parameter: adamw 28, sgd 20, momentum 16 and descend 12, and 2 more with
-// weights in f16 to write.
+// AdamW, Adam, SGD, Lion, and what Muon does element by element: one pass and one launch for all
+// pieces it is given. Bytes per parameter: adamw 28, sgd and lion 20, momentum 16 and descend 12,
+// and 2 more with weights in f16 to write.
 #include "runtime/device/cuda/cells.h"
 
 namespace mtl::cuda {
@@ -153,6 +153,39 @@ struct SgdStep {
   }
 };
 
+template <typename T>
+struct LionStep {
+  Masters<T> master;
+  float* exp_avg;
+  const float* grad;
+  const float* factor;
+  float lr, beta1, beta2, keep;  // keep: of pieces that decay
+  float grad_scale;              // *factor
+
+  __device__ LionStep in(const Cell& cell) const {
+    LionStep here = *this;
+    here.master.move_to(cell);
+    here.exp_avg += cell.state();
+    here.grad += cell.begin;
+    if (cell.piece.decays == 0) here.keep = 1;
+    return here;
+  }
+  template <int N>
+  __device__ void at(int64_t i) const {
+    Floats<N> p = master.template read<N>(i), m = load<N>(exp_avg + i);
+    const Floats<N> gradient = load<N>(grad + i);
+    for (int k = 0; k < N; ++k) {
+      const float g = gradient.at[k] * grad_scale;
+      const float direction = without_tiny(m.at[k] * beta1 + g * (1 - beta1));
+      const float up = direction > 0 ? lr : 0.0f, down = direction < 0 ? lr : 0.0f;
+      p.at[k] = p.at[k] * keep - up + down;
+      m.at[k] = without_tiny(m.at[k] * beta2 + g * (1 - beta2));
+    }
+    store(exp_avg + i, m);
+    master.write(i, p);
+  }
+};
+
 struct MomentumStep {
   float *buffer, *grad;
   const float* factor;
@@ -245,6 +278,24 @@ void sgd(Queue& queue, const Sgd& args) {
     step.momentum = args.momentum;
     step.weight_decay = args.weight_decay;
     const bool packs = step.master.are_aligned() && aligned({step.momentum_buffer, step.grad});
+    with_pack<4>(packs,
+                 [&](auto pack) { update_cells<decltype(pack)::value>(queue, args.pieces, step); });
+  });
+}
+
+void lion(Queue& queue, const Lion& args) {
+  with_type(args.weights.dtype, [&](auto type) {
+    using T = decltype(type);
+    LionStep<T> step = {};
+    step.master = Masters<T>(args.master, args.weights);
+    step.exp_avg = args.exp_avg.as<float>();
+    step.grad = args.grad.as<const float>();
+    step.factor = args.factor.as<const float>();
+    step.lr = args.lr;
+    step.beta1 = args.beta1;
+    step.beta2 = args.beta2;
+    step.keep = 1 - args.lr * args.weight_decay;
+    const bool packs = step.master.are_aligned() && aligned({step.exp_avg, step.grad});
     with_pack<4>(packs,
                  [&](auto pack) { update_cells<decltype(pack)::value>(queue, args.pieces, step); });
   });

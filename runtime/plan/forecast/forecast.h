@@ -110,6 +110,7 @@ struct Workload {
   BesideSteps beside = {};  // what the run does beside its steps; without steps: nothing is known
   DType compute = DType::bf16;
   OptimizerKind optimizer = OptimizerKind::adamw;
+  int64_t muon_steps = 5;          // as optimizer.muon.steps
   bool offload = false;            // as optimizer.offload=cpu
   DType grad_reduce = DType::f32;  // of gradients on the wire, where ZeRO keeps shards
 };

@@ -29,7 +29,7 @@ int64_t passes_of(int64_t sequences, const LayoutChoice& layout) {
 // a parameter write by turns.
 double saved_bytes(const Workload& work, const LayoutChoice& layout) {
   const bool muon = work.optimizer == OptimizerKind::muon;
-  const double moments = work.optimizer == OptimizerKind::sgd ? 1 : 2;
+  const double moments = moments_of(work.optimizer);
   const double holders = layout.cp * layout.dp;
   double most = 0;
   const auto share = [&](double dense, double experts) {

@@ -108,8 +108,8 @@ double shards_of(const LayoutChoice& layout, bool experts) {
   return static_cast<double>(layout.cp * (experts ? 1 : layout.ep) * layout.dp) / layout.copies;
 }
 
-double time_of(const Cluster& cluster, const Form& form, DType type) {
-  constexpr double kSteps = 5;
+double time_of(const Workload& work, const Cluster& cluster, const Form& form) {
+  const DType type = matrix_type(work.compute);
   const double smaller = std::min(form.rows, form.cols), larger = std::max(form.rows, form.cols);
   const double e = static_cast<double>(bytes_of(type));
   const auto product = [&](double n, double k) {
@@ -118,7 +118,7 @@ double time_of(const Cluster& cluster, const Form& form, DType type) {
   const double square = smaller * smaller, blended = 3 * e * (square + form.numel());
   const double step = product(smaller, larger) + product(smaller, smaller) +
                       product(larger, smaller) + stream_time(cluster, blended);
-  return kSteps * step + stream_time(cluster, 3 * e * form.numel());
+  return static_cast<double>(work.muon_steps) * step + stream_time(cluster, 3 * e * form.numel());
 }
 
 }  // namespace
@@ -150,8 +150,7 @@ StageMatrices stage_matrices(const Workload& work, const LayoutChoice& layout,
 MatrixTime matrix_time(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                        const std::vector<ChunkRange>& chunks) {
   MatrixTime time;
-  const DType type = matrix_type(work.compute);
-  const double e = static_cast<double>(bytes_of(type));
+  const double e = static_cast<double>(bytes_of(matrix_type(work.compute)));
   for (const bool experts : {false, true}) {
     const double ranks = layout.tp * shards_of(layout, experts);
     double before = 0, local = 0;  // parameters that are larger; elements
@@ -160,7 +159,7 @@ MatrixTime matrix_time(const Workload& work, const LayoutChoice& layout, const C
       const double behind = before + form.count / form.of_a_parameter;
       // Rounds that begin with one of these: the others of a round are no larger.
       const double rounds = std::ceil(behind / ranks) - std::ceil(before / ranks);
-      time.seconds += rounds * form.of_a_parameter * time_of(cluster, form, type);
+      time.seconds += rounds * form.of_a_parameter * time_of(work, cluster, form);
       before = behind;
       local += form.count * form.local();
     }

@@ -262,7 +262,7 @@ void add_states(const MemoryInput& in, const HeldStage& held, MemoryForecast& on
   const double all = params.sum();
   const ShardRanks ranks(layout);
   const double shard = params.dense / ranks.dense + params.experts / ranks.experts;
-  const double moments = in.work.optimizer == OptimizerKind::sgd ? 1 : 2;
+  const double moments = moments_of(in.work.optimizer);
   double firsts_only = 0;  // of the elements those without a second moment
   if (in.work.optimizer == OptimizerKind::muon) {
     const StageMatrices matrices = stage_matrices(in.work, layout, held.chunks);

@@ -21,6 +21,7 @@ Workload workload_of(const Plan& plan) {
   work.ep_room = plan.ep_room;
   work.compute = plan.compute;
   work.optimizer = plan.optimizer;
+  work.muon_steps = plan.muon_steps;
   work.offload = plan.offload;
   work.grad_reduce = plan.grad_reduce;
   return work;

@@ -89,14 +89,14 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
     }
   }
   // Adam: master and two moments read and written, gradient read, weight written; and the norm
-  // reads every gradient once more. SGD has one moment. A weight that is a part of its master is
-  // read.
-  // Of Muon's matrices the moment and the gradient are read and written, and the direction read.
+  // reads every gradient once more. SGD and Lion have one moment. A weight that is a part of its
+  // master is read. Of Muon's matrices the moment and the gradient are read and written, and the
+  // direction read.
   const bool muon = work.optimizer == OptimizerKind::muon;
   const StageMatrices matrices = muon ? stage_matrices(work, layout, chunks) : StageMatrices();
   const double of_matrices =
       layout.zero > 0 ? matrices.dense / dense + matrices.experts / expert : matrices.sum();
-  const double moments = work.optimizer == OptimizerKind::sgd ? 1 : 2;
+  const double moments = moments_of(work.optimizer);
   const double master = master_bytes(software, work.compute);
   const bool is_part = master > 0 && master < bytes_of(DType::f32);
   const double weight = is_part ? 2 * element : element;

@@ -111,7 +111,7 @@ MemoryPlan memory_plan(const ModelShape& shape, const ParamLayout& layout, const
       arena.add("master", *master, {layout.shard_total()});
     }
     arena.add("moments", DType::f32, {layout.shard_total()});
-    if (needs.optimizer != OptimizerKind::sgd) {
+    if (moments_of(needs.optimizer) > 1) {
       const bool muon = needs.optimizer == OptimizerKind::muon;
       arena.add("second_moments", DType::f32,
                 {muon ? needs.matrices.others : layout.shard_total()});

@@ -56,7 +56,11 @@ struct MemoryPlan {
   std::unordered_map<std::string, size_t> index;
 };
 
-enum class OptimizerKind { adamw, adam, sgd, muon };
+enum class OptimizerKind { adamw, adam, sgd, lion, muon };
+// Moments of a parameter; of Muon's matrices one (matrices.h).
+constexpr int moments_of(OptimizerKind optimizer) {
+  return optimizer == OptimizerKind::sgd || optimizer == OptimizerKind::lion ? 1 : 2;
+}
 
 // What Muon needs on a rank of a stage beside weights and gradients (matrices.h), in elements.
 struct MatrixNeeds {

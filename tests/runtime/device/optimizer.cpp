@@ -198,6 +198,47 @@ TEST_CASE("sgd follows the double-precision reference over ten steps") {
   });
 }
 
+TEST_CASE("lion follows the double-precision reference over ten steps") {
+  for_each_device([](Device& device) {
+    for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+      for (const int64_t n : {1, 17, 9001}) {
+        CAPTURE(n);
+        CAPTURE(safetensors_name(type));
+        std::mt19937 random(4);
+        Held m(DType::f32, {n}), grad(DType::f32, {n});
+        HeldMasters masters(n, type);
+        masters.randomize(random);
+        std::vector<double> p = masters.whole.values(), average(p.size(), 0.0);
+        const HeldPieces pieces(n);
+        const HeldFactor factor(0.5f);
+        for (int step = 1; step <= 10; ++step) {
+          grad.randomize(random, 0.1);
+          grad.set(n - 1, 0);  // whose sign is none
+          device.lion({.pieces = pieces.view,
+                       .master = masters.master(),
+                       .exp_avg = m.view,
+                       .grad = grad.view,
+                       .weights = masters.copy(),
+                       .factor = factor.view,
+                       .lr = 0.01f,
+                       .beta1 = 0.75f,
+                       .beta2 = 0.875f,
+                       .weight_decay = 0.5f});
+          for (size_t i = 0; i < p.size(); ++i) {
+            const double g = 0.5 * grad[static_cast<int64_t>(i)];
+            const double direction = 0.75 * average[i] + 0.25 * g;
+            p[i] -= 0.01 * ((direction > 0 ? 1 : direction < 0 ? -1 : 0) + 0.5 * p[i]);
+            average[i] = 0.875 * average[i] + 0.125 * g;
+          }
+        }
+        masters.check_weights();
+        check_close(masters.whole, p, 5e-6, "master");
+        check_close(m, average, 1e-6, "exp_avg");
+      }
+    }
+  });
+}
+
 TEST_CASE("f16 weights keep their subnormals though the optimizer flushes f32's") {
   for_each_device([](Device& device) {
     for (const int64_t offset : {0, 1}) {

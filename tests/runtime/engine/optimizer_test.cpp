@@ -116,6 +116,12 @@ class Reference {
       p -= lr * m;
       return;
     }
+    if (o.type == "lion") {
+      const double direction = o.beta1 * m + (1 - o.beta1) * g;
+      p -= lr * ((direction > 0 ? 1 : direction < 0 ? -1 : 0) + decay * p);
+      m = o.beta2 * m + (1 - o.beta2) * g;
+      return;
+    }
     if (o.type != "adam") p -= lr * decay * p;
     m = o.beta1 * m + (1 - o.beta1) * g;
     v = o.beta2 * v + (1 - o.beta2) * g * g;
@@ -234,12 +240,13 @@ void check_against_reference(const TrainSpec& spec, Layout layout) {
 
 }  // namespace
 
-TEST_CASE("adamw and adam and sgd with clipping and ramps equal the textbook") {
-  for (const char* type : {"adamw", "adam", "sgd"}) check_against_reference(spec_of(type), {});
+TEST_CASE("adamw and adam and sgd and lion with clipping and ramps equal the textbook") {
+  for (const char* type : {"adamw", "adam", "sgd", "lion"})
+    check_against_reference(spec_of(type), {});
 }
 
 TEST_CASE("optimizer state in shards and stages equals the textbook") {
-  for (const char* type : {"adamw", "adam", "sgd"}) {
+  for (const char* type : {"adamw", "adam", "sgd", "lion"}) {
     check_against_reference(spec_of(type), {.tp = 2, .dp = 2, .pp = 2});
   }
   TrainSpec whole = spec_of("sgd");

@@ -346,6 +346,8 @@ TEST_CASE("flags that follow from others") {
   CHECK(setting(muon + "--muon-scale-mode shape_scaling", "optimizer.muon.scale") == "shape");
   CHECK(setting(muon + "--muon-num-ns-steps 6", "optimizer.muon.steps") == "6");
   CHECK(setting("--adam-beta1 0.9", "optimizer.muon.momentum") == "none");
+  CHECK(setting("--optimizer lion --lion-beta1 0.9", "optimizer.type") == "lion");
+  CHECK(setting("--optimizer lion --lion-beta1 0.9", "optimizer.betas") == "[0.9, 0.98]");
   const std::string pipeline = "--pipeline-model-parallel-size 2 ";
   CHECK(setting(pipeline + "--num-layers-per-virtual-pipeline-stage 2",
                 "parallel.virtual_stages") == "2");

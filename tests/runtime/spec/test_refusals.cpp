@@ -126,7 +126,7 @@ TEST_CASE("what other trainers have and this version lacks is refused by name") 
     CHECK(code_of(setting) == "config.unknown_key");
   }
   for (const char* setting :
-       {"model.activation=relu", "optimizer.type=lion", "lr.schedule=polynomial",
+       {"model.activation=relu", "optimizer.type=adafactor", "lr.schedule=polynomial",
         "data.tokenizer.type=tiktoken", "recompute.modules=[moe]"}) {
     CAPTURE(setting);
     CHECK(refusal(setting).find("not available") != std::string::npos);

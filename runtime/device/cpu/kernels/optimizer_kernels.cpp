@@ -1,6 +1,6 @@
 // AdamW (Loshchilov, Hutter: "Decoupled weight decay regularization", ICLR 2019), Adam, SGD with
-// momentum, what Muon does element by element, and the sums of squares for the gradient norm: one
-// pass over memory each.
+// momentum, Lion, what Muon does element by element, and the sums of squares for the gradient norm:
+// one pass over memory each.
 #include <type_traits>
 
 #include "runtime/device/cpu/kernels/parts.h"
@@ -96,6 +96,25 @@ void sgd(const SgdRange& a) {
   });
 }
 
+template <class T>
+void lion(const LionRange& a) {
+  float* exp_avg = a.exp_avg;
+  const float* grad = a.grad;
+  const float beta1 = a.beta1, one_minus_beta1 = 1 - a.beta1;
+  const float beta2 = a.beta2, one_minus_beta2 = 1 - a.beta2;
+  const float lr = a.lr, keep = a.keep, grad_scale = a.grad_scale;
+  each_update<T>(a.master, a.weights, a.n, [&](int64_t i, auto lanes, F old) MTL_LAMBDA {
+    const F g = load(grad + i, lanes) * grad_scale;
+    const F m = load(exp_avg + i, lanes);
+    const F direction = m * beta1 + g * one_minus_beta1;
+    // Comparisons give -1 where they hold.
+    const F sign =
+        __builtin_convertvector(direction < 0, F) - __builtin_convertvector(direction > 0, F);
+    store(exp_avg + i, m * beta2 + g * one_minus_beta2, lanes);
+    return old * keep - sign * lr;
+  });
+}
+
 void momentum(const MomentumRange& a) {
   const FlushTinyToZero flush;
   float *buffers = a.buffer, *grad = a.grad;
@@ -156,6 +175,7 @@ template <class T>
 void add_typed(TypedKernels& table) {
   table.adamw = adamw<T>;
   table.sgd = sgd<T>;
+  table.lion = lion<T>;
   table.descend = descend<T>;
 }
 

@@ -177,6 +177,16 @@ struct SgdRange {
   int64_t n;
   float lr, momentum, weight_decay, grad_scale;
 };
+// g = grad * grad_scale, master = master * keep - lr * sign(beta1 * exp_avg + (1 - beta1) * g),
+// exp_avg = beta2 * exp_avg + (1 - beta2) * g
+struct LionRange {
+  void* master;  // and `weights`, as in AdamWRange
+  float* exp_avg;
+  const float* grad;
+  void* weights;
+  int64_t n;
+  float lr, beta1, beta2, keep, grad_scale;
+};
 // g = grad * grad_scale, buffer = momentum * buffer + (1 - momentum) * g, grad = of_buffer * buffer
 // + of_gradient * g
 struct MomentumRange {
@@ -242,6 +252,7 @@ struct TypedKernels {
   void (*cross_entropy_backward)(const CrossEntropyRows& args, float scale);
   void (*adamw)(const AdamWRange& args);
   void (*sgd)(const SgdRange& args);
+  void (*lion)(const LionRange& args);
   void (*descend)(const DescendRange& args);
 };
 
