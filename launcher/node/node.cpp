@@ -199,7 +199,7 @@ class Node {
     generation.run(*job_, *port_, options_.remote ? nullptr : &here);
     const std::optional<LinkEvent>& lost = generation.lost();
     if (generation.lease_ended()) {
-      end_without_controller(lease_over(lost ? lost->reason : ""));
+      end_without_controller(lease_is_over(lost ? lost->reason : ""));
     } else if (lost) {
       end_without_controller(launcher_lost(*lost));
     }

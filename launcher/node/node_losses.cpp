@@ -39,7 +39,7 @@ Diagnostic launcher_lost(const LinkEvent& event) {
               "checkpoint"};
 }
 
-Diagnostic lease_over(const std::string& reason) {
+Diagnostic lease_is_over(const std::string& reason) {
   return {.code = "launch.controller_lost",
           .what = fmt::format("the launcher of this job could not be reached in time{}, so the "
                               "ranks of {} were killed: the others may go on without them",

@@ -14,6 +14,6 @@ Error cannot_join(const LinkEvent& event, const std::string& where);
 Diagnostic launcher_lost(const LinkEvent& event);
 // The keeper has killed the ranks because the lease had ended; `reason`: what the link says of it,
 // if it says anything.
-Diagnostic lease_over(const std::string& reason);
+Diagnostic lease_is_over(const std::string& reason);
 
 }  // namespace mtl
