@@ -75,9 +75,9 @@ TEST_CASE("every matrix has one rank that orthogonalizes it, and rounds go from 
         taken.insert(param);
         RC_ASSERT(c.layout.buckets[c.layout.params[param].bucket].experts == round.experts);
         const int64_t numel = c.layout.params[param].numel;
-        const auto last = before.find(round.experts);
-        RC_ASSERT(last == before.end() || numel <= last->second);
-        before[round.experts] = numel;
+        int64_t& last = before.try_emplace(round.experts, numel).first->second;
+        RC_ASSERT(numel <= last);
+        last = numel;
       }
     }
     for (size_t i = 0; i < c.layout.params.size(); ++i) {
