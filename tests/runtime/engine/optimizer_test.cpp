@@ -2,6 +2,7 @@
 // together, against the textbook in double precision.
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include <doctest/doctest.h>
 
@@ -265,6 +266,26 @@ TEST_CASE("muon equals the textbook, whole and divided") {
   spec.optimizer.muon.scale = "unit_rms";
   spec.parallel.zero = 3;
   check_against_reference(spec, {.dp = 4});
+}
+
+TEST_CASE("moments have PyTorch's names") {
+  using Names = std::set<std::string>;
+  const auto names = [](const std::string& type) {
+    std::map<bool, Names> found;  // by whether it is a matrix of a layer
+    run_layout(spec_of(type), kVocab, {}, [&](RankContext& rank) {
+      for (const ParameterState& parameter : rank.trainer.state()) {
+        for (const auto& moment : parameter.moments) {
+          found[parameter.row->matrix].insert(moment.first);
+        }
+      }
+    });
+    return found;
+  };
+  const Names adam = {"exp_avg", "exp_avg_sq"}, momentum = {"momentum_buffer"};
+  CHECK(names("adamw") == std::map<bool, Names>{{false, adam}, {true, adam}});
+  CHECK(names("sgd") == std::map<bool, Names>{{false, momentum}, {true, momentum}});
+  CHECK(names("lion") == std::map<bool, Names>{{false, {"exp_avg"}}, {true, {"exp_avg"}}});
+  CHECK(names("muon") == std::map<bool, Names>{{false, adam}, {true, momentum}});
 }
 
 TEST_CASE("the loss scale is taken out of the update") {
