@@ -16,14 +16,16 @@ Tensor matrix(Tensor buffer, int64_t rows, int64_t cols) {
   return Tensor(buffer.data, buffer.dtype, {rows, cols});
 }
 
-}  // namespace
-
+// What a step is multiplied by, of a matrix with `out` rows and `in` columns as torch's Linear has
+// them.
 double muon_scale(const TrainSpec::Optimizer::Muon& settings, int64_t out, int64_t in) {
   const auto rows = static_cast<double>(out), columns = static_cast<double>(in);
   if (settings.scale == "shape") return settings.factor * std::sqrt(std::max(1.0, rows / columns));
   if (settings.scale == "unit_rms") return settings.factor * std::sqrt(rows / columns);
   return settings.factor * std::sqrt(std::max(rows, columns));
 }
+
+}  // namespace
 
 Muon::Muon(const Plan& plan, const StagePlan& stage, const TrainSpec::Optimizer::Muon& settings,
            Device& device, const Arena& arena, const RankGroups& groups)

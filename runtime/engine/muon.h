@@ -65,8 +65,4 @@ class Muon {
   std::vector<Round> rounds_;
 };
 
-// What a step is multiplied by, of a matrix with `out` rows and `in` columns as torch's Linear has
-// them.
-double muon_scale(const TrainSpec::Optimizer::Muon& settings, int64_t out, int64_t in);
-
 }  // namespace mtl

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/comm/clocked.h"
+#include "runtime/plan/matrices.h"
 
 namespace mtl {
 
@@ -26,18 +27,6 @@ std::vector<int> tied_group(const Plan& plan, int rank) {
   const bool end = rank == pipeline.front() || rank == pipeline.back();
   if (!plan.model.tie_embeddings || !end || pipeline.size() == 1) return {rank};
   return {pipeline.front(), pipeline.back()};
-}
-
-// TP ranks, and those that hold the shards of one copy of what ZeRO divides; by shard, and within
-// one by TP rank.
-std::vector<int> matrix_ranks(const Plan& plan, int rank, AxisSet axes) {
-  const bool sharded = plan.stages.front().layout.sharded;
-  std::vector<int> ranks;
-  for (const int holder : sharded ? plan.grid.shard_group(rank, axes) : std::vector{rank}) {
-    const std::vector<int> tensor = plan.grid.group(holder, {Axis::tp});
-    ranks.insert(ranks.end(), tensor.begin(), tensor.end());
-  }
-  return ranks;
 }
 
 }  // namespace
@@ -63,9 +52,10 @@ RankGroups::RankGroups(const Plan& plan, CommWorld& world, StepClock* clock) {
   make(Link::gradients, plan.grid.group(rank, {Axis::pp}));
   make(Link::tied, tied_group(plan, rank));
   const bool muon = plan.optimizer == OptimizerKind::muon;
-  make(Link::matrices, muon ? matrix_ranks(plan, rank, Grid::kData) : alone);
+  const bool sharded = plan.stages.front().layout.sharded;
+  make(Link::matrices, muon ? matrix_ranks(plan.grid, sharded, rank, false) : alone);
   make(Link::expert_matrices,
-       muon && experts ? matrix_ranks(plan, rank, Grid::kExpertData) : alone);
+       muon && experts ? matrix_ranks(plan.grid, sharded, rank, true) : alone);
   auto make_for_numbers = [&](Link link, const std::vector<int>& ranks) {
     groups_[static_cast<size_t>(link)] = world.group_for_numbers(ranks);
   };

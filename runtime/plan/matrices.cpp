@@ -54,6 +54,16 @@ MatrixGroup matrix_group(const ParamLayout& layout, const GridSizes& sizes, bool
   return group;
 }
 
+std::vector<int> matrix_ranks(const Grid& grid, bool sharded, int rank, bool experts) {
+  const AxisSet axes = experts ? Grid::kExpertData : Grid::kData;
+  std::vector<int> ranks;
+  for (const int holder : sharded ? grid.shard_group(rank, axes) : std::vector{rank}) {
+    const std::vector<int> tensor = grid.group(holder, {Axis::tp});
+    ranks.insert(ranks.end(), tensor.begin(), tensor.end());
+  }
+  return ranks;
+}
+
 std::vector<MatrixRound> matrix_rounds(const ParamLayout& layout,
                                        const std::vector<ParamRow>& table, const GridSizes& sizes) {
   std::vector<MatrixRound> rounds;

@@ -31,6 +31,8 @@ struct MatrixGroup {
   int ranks() const { return tp * shards; }
 };
 MatrixGroup matrix_group(const ParamLayout& layout, const GridSizes& sizes, bool experts);
+// They themselves, ascending.
+std::vector<int> matrix_ranks(const Grid& grid, bool sharded, int rank, bool experts);
 
 // Rank q of the group takes params[q] of the layout, if there is one.
 struct MatrixRound {

@@ -1,6 +1,6 @@
-// How kernels go over many parameters at once: a block takes a cell of a piece (op_arguments.h) and
-// looks in the table which piece that is. A step copies no table and launches no kernel per
-// parameter.
+// How kernels go over many parameters at once: a block takes a cell of a piece
+// (optimizer_arguments.h) and looks in the table which piece that is. A step copies no table and
+// launches no kernel per parameter.
 #pragma once
 
 #include "runtime/device/cuda/kernels.h"
