@@ -67,7 +67,10 @@ StepReport RankReports::report_of(int64_t done, const StepResult& result, double
   report.step_time_s = seconds;
   const auto tokens = static_cast<double>(plan_.tokens_of_step(done - 1));
   report.tokens_per_s = tokens / seconds;
-  report.mfu = plan_.cost.flops_per_token * tokens / seconds / yardstick_.flops;
+  report.learned_share = result.counted / tokens;
+  // Nobody needs logits of what does not count.
+  const double not_needed = flops_per_token_of_head(plan_.model) * (1 - report.learned_share);
+  report.mfu = (plan_.cost.flops_per_token - not_needed) * tokens / seconds / yardstick_.flops;
   report.mfu_of = yardstick_.flops;
   report.mfu_of_peak = yardstick_.is_peak;
   report.memory_bytes = plan_.total_bytes();

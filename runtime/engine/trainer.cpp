@@ -256,6 +256,7 @@ double Trainer::read(int64_t step, StepResult& result) {
   const double counted = host[StepSums::kCounted];
   const double tokens = std::max(counted, 1.0);
   result.loss = host[StepSums::kLoss] / tokens;
+  result.counted = counted;
   // Every token goes through the experts, also one that does not count in the loss.
   const auto routed = static_cast<double>(plan_.tokens_of_step(step));
   result.moe_aux_loss = host[StepSums::kRouter] / routed;

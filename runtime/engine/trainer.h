@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -16,6 +17,7 @@
 #include "runtime/comm/queue.h"
 #include "runtime/data/samples.h"
 #include "runtime/device/device.h"
+#include "runtime/engine/counted_rows.h"
 #include "runtime/engine/gradients.h"
 #include "runtime/engine/health.h"
 #include "runtime/engine/loss_scale.h"
@@ -51,6 +53,7 @@ struct Requests {
 
 struct StepResult {
   double loss = 0;        // mean over the tokens of the global batch that count
+  double counted = 0;     // how many that are
   double grad_norm = 0;   // before clipping
   double lr = 0;          // of a skipped step: what it would have had
   bool skipped = false;   // no update: overflow (fp16), or numbers that are none (health.nan=skip)
@@ -158,6 +161,8 @@ class Trainer {
   // on do not count.
   void load_batch(const Samples& samples, int64_t first, const Pass& pass, const Chunk& chunk,
                   int64_t counted_end = kEndless);
+  // Targets of the pass, for the head.
+  void load_targets(std::span<const int32_t> targets, int slot);
   // Of the tokens of whole sequences those that are the rank's (cp), moved to their beginning.
   std::span<const int32_t> own_share(const Pass& pass, std::span<int32_t> whole) const;
   bool needs_documents() const { return static_cast<bool>(first_key_) || position_ids_; }
@@ -246,9 +251,11 @@ class Trainer {
   int64_t samples_ahead_ = 0;  // of the plan's batches: those before a checkpoint were others
   Buffer first_key_, position_ids_;
   std::vector<int32_t> host_tokens_, host_targets_, host_first_key_, host_positions_;
-  const uint64_t number_;     // of this trainer among those of the process
-  int64_t expert_turns_ = 0;  // of the step under way
-  int64_t counted_ = 0;       // targets that this rank's micro-batches count, of the pass under way
+  CountedRows host_rows_;
+  std::map<int, int64_t> head_rows_;  // by slot: Pass::head_rows of the batch that is loaded there
+  const uint64_t number_;             // of this trainer among those of the process
+  int64_t expert_turns_ = 0;          // of the step under way
+  int64_t counted_ = 0;  // targets that this rank's micro-batches count, of the pass under way
 };
 
 }  // namespace mtl

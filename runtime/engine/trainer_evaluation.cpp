@@ -27,6 +27,7 @@ void Trainer::forward_only(const ForwardOnly& work, Pass pass) {
         if (chunk.range().embedding || chunk.range().head || needs_documents()) {
           load_batch(work.samples, first, pass, chunk, work.counted_end);
         }
+        pass.head_rows = chunk.range().head ? head_rows_.at(pass.slot) : 0;
         // A chunk without layers passes on what it receives, in the same memory.
         if (chunk.range().layers == 0) links_.sent(Link::activations);
         if (!chunk.range().embedding) links_.recv(Link::activations, chunk.input(pass));

@@ -58,7 +58,7 @@ void Trainer::load_batch(const Samples& samples, int64_t first, const Pass& pass
     if (pass.training) tied_.load(own_inputs, slot);
   }
   if (chunk.range().head) {
-    device_.copy_from_host(arena_.get("targets").in(slot).slice(0, n), own_targets.data());
+    load_targets(own_targets, slot);
     counted_ += std::ranges::count_if(own_targets, [](int32_t id) { return id >= 0; });
   }
   const auto all = static_cast<int64_t>(tokens);
@@ -74,6 +74,19 @@ void Trainer::load_batch(const Samples& samples, int64_t first, const Pass& pass
     device_.copy_from_host(position_ids_.in(slot).slice(0, static_cast<int64_t>(positions.size())),
                            positions.data());
   }
+}
+
+void Trainer::load_targets(std::span<const int32_t> targets, int slot) {
+  const auto load = [&](const char* buffer, std::span<const int32_t> numbers) {
+    device_.copy_from_host(arena_.get(buffer).in(slot).slice(0, std::ssize(numbers)),
+                           numbers.data());
+  };
+  host_rows_.take(targets);
+  head_rows_[slot] = host_rows_.rows;
+  if (host_rows_.rows == 0) return load("targets", targets);
+  load("targets", host_rows_.targets);
+  load("head.rows", host_rows_.rows_of_pass);
+  load("head.places", host_rows_.places);
 }
 
 std::vector<SampleRange> Trainer::sample_ranges(int64_t step) const {
@@ -95,11 +108,12 @@ void Trainer::forward(const Chunk& chunk, const Pass& pass, const BetweenLayers&
 
 void Trainer::replay(const char* what, int chunk, const Pass& pass,
                      const std::function<void()>& run) {
-  const std::string key =
-      fmt::format("trainer {}, {}, chunk {}, slot {} {}, {} sequences of {}{}{}{}, scale {:08x}",
-                  number_, what, chunk, pass.slot, pass.later, pass.sequences, pass.seq,
-                  pass.training ? ", training" : "", pass.accumulate ? ", accumulating" : "",
-                  pass.losses ? "" : ", no losses", std::bit_cast<uint32_t>(pass.loss_scale));
+  const std::string key = fmt::format(
+      "trainer {}, {}, chunk {}, slot {} {}, {} sequences of {}{}{}{}, {} rows, "
+      "scale {:08x}",
+      number_, what, chunk, pass.slot, pass.later, pass.sequences, pass.seq,
+      pass.training ? ", training" : "", pass.accumulate ? ", accumulating" : "",
+      pass.losses ? "" : ", no losses", pass.head_rows, std::bit_cast<uint32_t>(pass.loss_scale));
   device_.replay(key, run);
 }
 
@@ -249,6 +263,7 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
           load_batch(samples, first_of_step + first_sequence(in), pass, chunk);
         }
         write_dropout(in, step);
+        if (chunk.range().head) pass.head_rows = head_rows_.at(in.slot);
         if (search != nullptr) {
           BetweenLayers between = between_layers(in, true, false);
           between.writes = {};

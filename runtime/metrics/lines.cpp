@@ -66,6 +66,9 @@ std::string status_line(const StepReport& report, std::span<const double> losses
   fields.push_back({"lr " + short_exponent(report.lr), 7, kDim});
   fields.push_back({"gnorm " + short_number(report.grad_norm), 8, kDim});
   fields.push_back({compact_count(report.tokens_per_s) + " tok/s", 2});
+  if (report.learned_share < 1) {
+    fields.push_back({fmt::format("{:.0f}% learned", report.learned_share * 100), 6, kDim});
+  }
   if (report.mfu > 0) {
     const std::string of = report.mfu_of_peak ? compact_flops(report.mfu_of) : "matmul";
     fields.push_back({fmt::format("mfu {:.0f}% of {}", report.mfu * 100, of), 6, kDim});
@@ -96,6 +99,7 @@ std::string plain_line(const StepReport& report, std::string_view time) {
       report.step, report.loss, short_exponent(report.lr), short_number(report.grad_norm),
       whole(report.tokens_per_s), report.mfu,
       gib >= 99.95 ? fmt::format("{:.0f}", gib) : fmt::format("{:.3g}", gib), whole(report.eta_s));
+  if (report.learned_share < 1) line += fmt::format(" learned={:.3f}", report.learned_share);
   if (report.loss_scale > 0) line += fmt::format(" loss_scale={}", report.loss_scale);
   if (report.moe_aux_loss > 0) line += fmt::format(" moe_aux={:.3f}", report.moe_aux_loss);
   if (report.moe_turns > 1) line += fmt::format(" moe_turns={:.2f}", report.moe_turns);

@@ -21,6 +21,7 @@ constexpr std::pair<const char*, const char*> kScalars[] = {
     {"moe_z_loss", "train/moe_z_loss"},
     {"valid_loss", "valid/loss"},
     {"tokens_per_s", "speed/tokens_per_s"},
+    {"learned_share", "train/learned_share"},
     {"step_time_s", "speed/step_time_s"},
     {"mfu", "speed/mfu"},
     {"moe_turns", "speed/moe_turns"},
@@ -68,6 +69,7 @@ Json step_json(const StepReport& report, const std::string& time) {
   json["lr"] = report.lr;
   json["grad_norm"] = report.grad_norm;
   json["tokens_per_s"] = report.tokens_per_s;
+  if (report.learned_share < 1) json["learned_share"] = report.learned_share;
   json["step_time_s"] = report.step_time_s;
   json["mfu"] = report.mfu;
   json["mfu_of"] = report.mfu_of_peak ? kPeak : "measured";
@@ -121,6 +123,7 @@ StepReport step_from_json(const Json& record) {
   report.lr = number(record, "lr");
   report.grad_norm = number(record, "grad_norm");
   report.tokens_per_s = number(record, "tokens_per_s");
+  if (record.contains("learned_share")) report.learned_share = number(record, "learned_share");
   report.step_time_s = number(record, "step_time_s");
   report.mfu = number(record, "mfu");
   report.mfu_of = number(record, "mfu_of_flops");

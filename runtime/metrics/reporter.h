@@ -34,10 +34,11 @@ struct GpusReport {
 struct StepReport {
   int64_t step = 0;   // 1-based: the step that was just done
   int64_t steps = 0;  // of the whole run
-  double loss = 0;    // mean over the global batch's tokens
+  double loss = 0;    // mean over the global batch's tokens that count
   double lr = 0;
   double grad_norm = 0;  // before clipping
   double tokens_per_s = 0;
+  double learned_share = 1;  // of these tokens, those that count in the loss
   double step_time_s = 0;
   double mfu = 0;            // model FLOP/s over those of the yardstick
   double mfu_of = 0;         // FLOP/s of all ranks in the compute type

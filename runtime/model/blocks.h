@@ -279,19 +279,26 @@ class HeadBlock {
   void forward(const Pass& pass, const ResidualAdd& before) const;
   // From what forward of the pass has left; writes the gradient of the residual stream.
   void backward(const Pass& pass) const;
-  Tensor losses(const Pass& pass) const { return loss_.in(pass.slot).slice(0, pass.tokens()); }
+  // Of the rows that it multiplies.
+  Tensor losses(const Pass& pass) const { return loss_.in(pass.slot).slice(0, rows(pass)); }
   // After forward of a pass without losses: what the rank's part of the vocabulary [rows], padding
   // included, scores as the token that follows `row` of the pass.
   Tensor logits(const Pass& pass, int64_t row) const;
 
  private:
-  // Of `rows` tokens of the pass from `first` on, in the first rows of the logits.
+  static int64_t rows(const Pass& pass) {
+    return pass.head_rows > 0 ? pass.head_rows : pass.tokens();
+  }
+  // Of `rows` rows that it multiplies from `first` on, in the first rows of the logits.
   CrossEntropy cross_entropy(const Pass& pass, int64_t first, int64_t rows) const;
   // Times model.logit_scale: what the head multiplies, or the gradient of that.
   void scale(Tensor rows) const;
   void make_logits(Tensor x, Tensor logits) const;
-  // Of all rows of the pass, what the head multiplies.
+  // Of all rows of the pass, what the head multiplies, and the ones among them that it takes.
   Tensor normed_rows(const Pass& pass) const;
+  Tensor taken(const Pass& pass, Tensor all) const;
+  // From the gradient of these to that of all.
+  void give_back(const Pass& pass, Tensor dtaken, Tensor dall) const;
   // And in training, in place of the logits, their gradient.
   void make_losses(const Pass& pass, const CrossEntropy& args, Tensor sums) const;
 
@@ -299,7 +306,8 @@ class HeadBlock {
   VocabShard shard_;
   Norm norm_;
   Parameter head_, bias_;
-  Buffer logits_, targets_, row_max_, sums_, loss_, gathered_, dnormed_, dresidual_, dinput_amax_;
+  Buffer logits_, targets_, rows_, places_, row_max_, sums_, loss_;
+  Buffer taken_, gathered_, dnormed_, dresidual_, dinput_amax_;
 };
 
 }  // namespace mtl

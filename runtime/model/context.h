@@ -102,7 +102,9 @@ struct Pass {
   // Forward for backward's sake: the group's output is there already, and what an activation makes
   // in an op of its own is left to backward. Backward: such a forward has been.
   bool again = false;
-  bool losses = true;    // false: the head makes none, and is asked for logits (generation)
+  bool losses = true;  // false: the head makes none, and is asked for logits (generation)
+  // What the head multiplies: so many rows, which "head.rows" names, with as many targets; 0: all.
+  int64_t head_rows = 0;
   float loss_scale = 0;  // training: what the loss of a token is multiplied by
   const Inspect* inspect = nullptr;
 

@@ -13,9 +13,12 @@ HeadBlock::HeadBlock(const BlockContext& context)
       bias_(context.parameters.find(context.shape.layers, "head.bias")),
       logits_(context.arena.get("logits")),
       targets_(context.arena.get("targets")),
+      rows_(context.arena.get("head.rows")),
+      places_(context.arena.get("head.places")),
       row_max_(context.arena.get("head.row_max")),
       sums_(context.arena.get("head.sums")),
       loss_(context.arena.get("head.loss")),
+      taken_(context.arena.get("branch")),  // which the norm has read
       gathered_(context.arena.find("gathered")),
       dnormed_(context.arena.find("head.dnormed")),
       dresidual_(context.arena.find("dresidual")),
@@ -56,17 +59,19 @@ void HeadBlock::forward(const Pass& pass, const ResidualAdd& before) const {
   Device& device = context_.device;
   const Tensor normed = norm_.forward(pass, before);
   scale(normed);
-  const Tensor x = normed_rows(pass);
-  context_.tp.enter(normed, x);
+  const Tensor all = normed_rows(pass);
+  context_.tp.enter(normed, all);
   if (!pass.losses) return;
+  const Tensor x = taken(pass, all);
   // On one rank the gradient of x takes its place, rows after rows. Else it is a partial sum, which
   // travels while the last part of the weight's gradient is made.
   const bool alone = context_.tp.size() == 1;
-  const Tensor dx = alone ? x : rows_of(dnormed_, pass);
+  const Tensor dx = alone ? x : dnormed_.tensor.row_slice(0, x.rows());
+  const Tensor dall = pass.head_rows > 0 ? all : dx;
   TensorParallel::Pending leaving;
-  const int64_t tokens = pass.tokens(), most = logits_.tensor.rows();
-  for (int64_t first = 0; first < tokens; first += most) {
-    const int64_t rows = std::min(most, tokens - first);
+  const int64_t end = x.rows(), most = logits_.tensor.rows();
+  for (int64_t first = 0; first < end; first += most) {
+    const int64_t rows = std::min(most, end - first);
     const CrossEntropy args = cross_entropy(pass, first, rows);
     const Tensor part = x.row_slice(first, rows);
     make_logits(part, args.logits);
@@ -75,7 +80,10 @@ void HeadBlock::forward(const Pass& pass, const ResidualAdd& before) const {
     const Tensor dlogits = args.logits;
     const Matmul for_x{.a = dlogits, .b = head_.weight, .c = dx.row_slice(first, rows)};
     if (!alone) device.matmul(for_x);
-    if (!alone && first + rows == tokens) leaving = context_.tp.start_leave(dx);
+    if (!alone && first + rows == end) {
+      give_back(pass, dx, dall);
+      leaving = context_.tp.start_leave(dall);
+    }
     device.matmul({.a = dlogits,
                    .b = part,
                    .c = head_.grad,
@@ -84,9 +92,25 @@ void HeadBlock::forward(const Pass& pass, const ResidualAdd& before) const {
     if (bias_) device.bias_grad(dlogits, bias_.grad, pass.accumulate || first > 0);
     if (alone) device.matmul(for_x);
   }
-  if (!pass.training || alone) return;
+  if (!pass.training) return;
+  if (alone) return give_back(pass, dx, dall);
   leaving.finish();
-  device.copy(context_.tp.own_rows(dx), normed);
+  const Tensor own = context_.tp.own_rows(dall);
+  if (own.data != normed.data) device.copy(own, normed);
+}
+
+Tensor HeadBlock::taken(const Pass& pass, Tensor all) const {
+  if (pass.head_rows == 0) return all;
+  const Tensor to = taken_.tensor.row_slice(0, pass.head_rows);
+  context_.device.gather_rows(
+      {.from = all, .index = rows_.in(pass.slot).slice(0, pass.head_rows), .to = to});
+  return to;
+}
+
+void HeadBlock::give_back(const Pass& pass, Tensor dtaken, Tensor dall) const {
+  if (pass.head_rows == 0) return;
+  const Tensor places = places_.in(pass.slot).row_slice(0, pass.tokens());
+  context_.device.combine_rows({.from = dtaken, .rows = places, .to = dall});
 }
 
 void HeadBlock::scale(Tensor rows) const {

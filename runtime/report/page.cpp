@@ -42,6 +42,7 @@ std::vector<Shown> shown_charts(const std::vector<RunRecord>& runs) {
       {"Power of all GPUs", {"gpus.power_w"}, Unit::watts},
       {"Clock of the slowest GPU", {"gpus.clock_mhz"}, Unit::megahertz},
       {"Temperature of the hottest GPU", {"gpus.temperature_c"}, Unit::celsius},
+      {"Share of tokens that are learned", {"learned_share"}, Unit::percent},
       {"Loss scale", {"loss_scale"}, Unit::count, true},
       {"Skipped steps", {"skipped"}, Unit::count},
       {"Load balance of the experts", {"moe_aux_loss"}, Unit::number},

@@ -29,9 +29,10 @@ class GuardedDevice final : public Device {
   GuardedDevice(const GuardedDevice&) = delete;
   GuardedDevice& operator=(const GuardedDevice&) = delete;
 
-  int64_t ops() const { return ops_; }              // and copies
-  int64_t amaxes() const { return amaxes_; }        // amax ops
-  int64_t additions() const { return additions_; }  // with a norm behind them
+  int64_t ops() const { return ops_; }                // and copies
+  int64_t multiplied() const { return multiplied_; }  // by products: m n k of each
+  int64_t amaxes() const { return amaxes_; }          // amax ops
+  int64_t additions() const { return additions_; }    // with a norm behind them
   // Of SwiGLU and GELU's exact form, forward ops, and backward ops that made their results again.
   int64_t activations() const { return activations_; }
   int64_t activations_again() const { return activations_again_; }
@@ -108,6 +109,7 @@ class GuardedDevice final : public Device {
     op({c.rows, c.blocks}, [&] { cpu_.regroup_columns(c); });
   }
   void matmul(const Matmul& m) override {
+    multiplied_ += m.c.numel() * (m.transpose_a ? m.a.rows() : m.a.cols());
     op({m.a, m.b, m.c, m.bias, m.aux, m.scale_a, m.scale_b, m.sums_of_a, m.sums_of_b},
        [&] { cpu_.matmul(m); });
   }
@@ -369,8 +371,9 @@ class GuardedDevice final : public Device {
   CpuDevice cpu_{1, cpu_isa()};
   std::map<uintptr_t, size_t> regions_;
   std::map<uintptr_t, int64_t> on_host_;
-  int64_t ops_ = 0, amaxes_ = 0, additions_ = 0, activations_ = 0, activations_again_ = 0,
-          quantized_ = 0, wrong_amaxes_ = 0, wrong_row_amaxes_ = 0, small_amaxes_ = 0;
+  int64_t ops_ = 0, multiplied_ = 0, amaxes_ = 0, additions_ = 0, activations_ = 0,
+          activations_again_ = 0, quantized_ = 0, wrong_amaxes_ = 0, wrong_row_amaxes_ = 0,
+          small_amaxes_ = 0;
 };
 
 }  // namespace mtl::test

@@ -144,7 +144,7 @@ double windows_of(const MemoryInput& in) {
 
 double head_kept(const ModelShape& model, const KeptSizes& d) {
   const double statistics = model.norm == NormType::layernorm ? 2 : 1;
-  return d.n * 4 * 5 + 2 * d.stream * d.h * d.e + statistics * d.stream * 4;
+  return d.n * 4 * 7 + 2 * d.stream * d.h * d.e + statistics * d.stream * 4;
 }
 
 double slots_of(const LayoutChoice& layout, int stage, double micro_batches) {

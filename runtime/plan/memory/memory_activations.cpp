@@ -147,6 +147,9 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
 void add_head(ArenaBuilder& arena, const ModelShape& shape, const MemoryNeeds& needs) {
   const RankDims d(shape, needs);
   arena.add("targets", DType::i32, {d.n});
+  // Which rows count, where not all do.
+  arena.add("head.rows", DType::i32, {d.n});
+  arena.add("head.places", DType::i32, {d.n, 1});
   arena.add("head.input", needs.compute, {d.stream, d.h});
   if (shape.norm == NormType::layernorm) arena.add("head.mean", DType::f32, {d.stream});
   arena.add("head.rstd", DType::f32, {d.stream});

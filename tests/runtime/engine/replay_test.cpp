@@ -11,6 +11,7 @@
 #include "runtime/engine/sampling.h"
 #include "support/sanitized.h"
 #include "support/save_checkpoint.h"
+#include "support/some_count.h"
 #include "support/specs.h"
 #include "support/temp_dir.h"
 
@@ -50,6 +51,8 @@ TrainSpec with_dropout(TrainSpec spec) {
   return spec;
 }
 
+enum class Targets { all, some };  // that count
+
 // All that a run gives away.
 struct Story {
   std::vector<double> numbers;
@@ -62,15 +65,19 @@ struct Story {
 // Steps with an evaluation between them, whose last batch is smaller, and texts that are shorter; a
 // checkpoint, another trainer that loads it and goes on; and in the end a weight that is no number.
 template <class Run>
-Story story_of(const TrainSpec& spec, const std::filesystem::path& dir, bool diverges,
-               const Run& run) {
+Story story_of(const TrainSpec& spec, Targets targets, const std::filesystem::path& dir,
+               bool diverges, const Run& run) {
   const auto tokens = markov_tokens(4000, kVocab);
   const Sampler sampler(tokens->size(), spec.train.seq_len, SampleOrder::random, 1);
+  std::shared_ptr<const Samples> samples = std::make_shared<TokenWindows>(*tokens, sampler);
+  if (targets == Targets::some) {
+    samples = std::make_shared<SomeCount>(samples, spec.train.seq_len, answered);
+  }
   Story story;
   const auto steps = [&](RankContext& rank, int64_t first, int64_t end) {
     for (int64_t step = first; step < end; ++step) {
-      const StepResult result = rank.trainer.step(step, *tokens, sampler, {});
-      const double valid = step % 3 == 1 ? rank.trainer.evaluate(*tokens, 7) : 0;
+      const StepResult result = rank.trainer.step(step, *samples, {});
+      const double valid = step % 3 == 1 ? rank.trainer.evaluate(*samples, 7) : 0;
       std::vector<std::vector<int32_t>> texts = {{1}, {2, 3}, {4}};
       for (int64_t i = 0; i < 2 && step % 3 == 1; ++i) {
         const auto choose = [&](std::span<const float> logits, size_t) {
@@ -106,7 +113,7 @@ Story story_of(const TrainSpec& spec, const std::filesystem::path& dir, bool div
       set_masters(rank.trainer, [](const ParamRow& row, int64_t) {
         return row.layer == 1 ? std::numeric_limits<float>::quiet_NaN() : 0.01f;
       });
-      rank.trainer.step(kEnd, *tokens, sampler, {});
+      rank.trainer.step(kEnd, *samples, {});
     });
   } catch (const Error& error) {
     if (error.diagnostics().front().code != "loss.nan") throw;
@@ -121,7 +128,8 @@ struct Spared {
 };
 
 // What the run that enqueues all gives away.
-Story compare(const TrainSpec& spec, Layout layout, const Spared& least) {
+Story compare(const TrainSpec& spec, Layout layout, const Spared& least,
+              Targets targets = Targets::all) {
   CAPTURE(spec.precision.dtype);
   CAPTURE(layout.tp);
   CAPTURE(layout.dp);
@@ -130,7 +138,7 @@ Story compare(const TrainSpec& spec, Layout layout, const Spared& least) {
   CAPTURE(layout.virtual_stages);
   const TempDir folder;
   const Story eager =
-      story_of(spec, folder.path() / "a" / "step-00000001", true, [&](const auto& body) {
+      story_of(spec, targets, folder.path() / "a" / "step-00000001", true, [&](const auto& body) {
         run_layout(spec, kVocab, layout, [&](RankContext& rank) { body(rank, [] {}); });
       });
   REQUIRE(eager.numbers.size() == 7 * kEnd);
@@ -143,7 +151,7 @@ Story compare(const TrainSpec& spec, Layout layout, const Spared& least) {
     const bool diverges = layout.pp == 1 || when == When::threads;
     Spared spared;
     const auto dir = folder.path() / name_of(when) / "step-00000001";
-    const Story replayed = story_of(spec, dir, diverges, [&](const auto& body) {
+    const Story replayed = story_of(spec, targets, dir, diverges, [&](const auto& body) {
       FakeGpus gpus;
       const auto count = [&] {
         for (const auto& gpu : gpus) {
@@ -229,6 +237,16 @@ TEST_CASE("replayed passes: gradients that travel in bf16") {
   compare(spec, {.dp = 2}, {.recordings = 60, .launches = 250});
   spec.parallel.zero = 3;
   compare(spec, {.dp = 2}, {.recordings = 60, .launches = 250});
+}
+
+// The head takes other rows each time, of one of eight numbers: a recording is of one of them.
+TEST_CASE("replayed passes: some targets count") {
+  TrainSpec llama = llama_spec("bf16");
+  llama.train.logits_rows = 16;
+  compare(llama, {}, {.recordings = 10, .launches = 40}, Targets::some);
+  compare(gpt2_spec(), {.tp = 2}, {.recordings = 100, .launches = 400}, Targets::some);
+  compare(llama_spec(), {.pp = 2, .virtual_stages = 2}, {.recordings = 8, .launches = 40},
+          Targets::some);
 }
 
 TEST_CASE("replayed passes: pipelines") {

@@ -45,6 +45,16 @@ TEST_CASE("the plain line") {
       "T step=4120 loss=nan lr=2.9e-4 gnorm=0.83 tok_s=412000 mfu=0.412 mem_gib=0.0391 eta_s=inf");
 }
 
+TEST_CASE("how much is learned is shown where it is not all") {
+  StepReport report = example();
+  CHECK(plain_line(report, "T").find("learned") == std::string::npos);
+  CHECK(status_line(report, kLosses, 200, true).find("learned") == std::string::npos);
+  report.learned_share = 0.2468;
+  CHECK(plain_line(report, "T").ends_with(" eta_s=33120 learned=0.247"));
+  CHECK(status_line(report, kLosses, 200, true).find(" tok/s  25% learned  mfu") !=
+        std::string::npos);
+}
+
 TEST_CASE("skipped steps and the loss scale are shown where there are any") {
   StepReport report = example();
   report.loss_scale = 1048576;

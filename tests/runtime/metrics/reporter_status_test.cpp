@@ -24,6 +24,7 @@ TEST_CASE("status.json has the skipped steps and the loss scale") {
   report.moe_aux_loss = 1.5;
   report.moe_z_loss = 0.25;
   report.moe_turns = 1.5;
+  report.learned_share = 0.25;
   report.gpus = GpusReport{.power_w = 1380.5,
                            .memory_bytes = 80'000'000'000,
                            .clock_mhz = 1005,
@@ -39,6 +40,7 @@ TEST_CASE("status.json has the skipped steps and the loss scale") {
   CHECK(back.moe_aux_loss == 1.5);
   CHECK(back.moe_z_loss == 0.25);
   CHECK(back.moe_turns == 1.5);
+  CHECK(back.learned_share == 0.25);
   REQUIRE(back.gpus);
   CHECK(back.gpus->power_w == 1380.5);
   CHECK(back.gpus->clock_mhz == 1005);
