@@ -127,12 +127,16 @@ void check_same(const CheckedRun& run, const CheckpointReader& reader, const fs:
   const nlohmann::json here = to_json(run.plan.model);
   // What an older version did not know yet is filled in by reading it.
   const nlohmann::json there = to_json(model_shape_from_json(state.at("model")));
+  const std::string help_with_weights = fmt::format(
+      "--fresh with init.from={} starts a new run with these weights; to continue this "
+      "one, put the old value back",
+      checkpoint.string());
   const auto fail = [&](const char* code, const std::string& what, const std::string& key) {
     diagnostics.add({.code = code,
                      .what = fmt::format("cannot resume: {}", what),
                      .place = run.resolved.place_of(key),
                      .notes = {"the checkpoint is " + checkpoint.string()},
-                     .help = help});
+                     .help = key == "optimizer.type" ? help_with_weights : help});
   };
   const auto differ = [&](const std::string& words, const std::string& key, const std::string& mine,
                           const std::string& theirs) {

@@ -8,9 +8,28 @@ namespace mtl {
 
 namespace {
 
-// Of x -> a x + b x x^T x + c x (x^T x)^2: those that Jordan found to bring small singular values
-// up fastest, and all of them to between 0.7 and 1.2 within five steps.
-constexpr float kA = 3.4445f, kB = -4.7750f, kC = 2.0315f;
+// Those that K. Jordan found to bring small singular values up fastest, and all of them to between
+// 0.7 and 1.2 within five steps.
+constexpr NewtonSchulz kSimple[] = {{3.4445f, -4.7750f, 2.0315f}};
+// One for each of five steps, by J. You (modded-nanogpt).
+constexpr NewtonSchulz kQuintic[] = {{4.0848f, -6.8946f, 2.9270f},
+                                     {3.9505f, -6.3029f, 2.6377f},
+                                     {3.7418f, -5.5913f, 2.3037f},
+                                     {2.8769f, -3.1427f, 1.2046f},
+                                     {2.8366f, -3.0525f, 1.2012f}};
+// N. Amsel et al., arXiv 2505.16932: the best polynomials for singular values from 0.001 on; all
+// but the last one for singular values up to 1.01, so that rounding takes none beyond what they
+// bring back.
+constexpr NewtonSchulz kPolarExpress[] = {
+    {8.2051f, -22.9019f, 16.4607f}, {4.0664f, -2.8612f, 0.5184f}, {3.9096f, -2.8234f, 0.5250f},
+    {3.2856f, -2.4647f, 0.5074f},   {2.2779f, -1.6447f, 0.4162f}, {1.8726f, -1.2307f, 0.3585f},
+    {1.8564f, -1.2132f, 0.3568f},   {1.8750f, -1.2500f, 0.3750f}};
+
+std::span<const NewtonSchulz> polynomials_of(const TrainSpec::Optimizer::Muon& settings) {
+  if (settings.coefficients == "quintic") return kQuintic;
+  if (settings.coefficients == "polar_express") return kPolarExpress;
+  return kSimple;
+}
 
 Tensor matrix(Tensor buffer, int64_t rows, int64_t cols) {
   return Tensor(buffer.data, buffer.dtype, {rows, cols});
@@ -35,6 +54,7 @@ Muon::Muon(const Plan& plan, const StagePlan& stage, const TrainSpec::Optimizer:
       device_(device),
       groups_(groups),
       tp_(plan.grid.sizes()[Axis::tp]),
+      polynomials_(polynomials_of(settings)),
       parts_(arena.find_tensor("muon.parts")),
       arrived_(arena.find_tensor("muon.arrived")),
       whole_(arena.find_tensor("muon.whole")),
@@ -208,12 +228,13 @@ Tensor Muon::orthogonalized(Tensor x, float scale) const {
   const Tensor squared = matrix(gram_squared_, smaller, smaller);
   device_.normalize(x);
   for (int64_t step = 0; step < settings_.steps; ++step) {
+    const NewtonSchulz& of = polynomials_[static_cast<size_t>(step) % polynomials_.size()];
     const float by = step + 1 < settings_.steps ? 1.0f : scale;
     device_.matmul({.a = x, .b = x, .c = gram, .transpose_a = !wide, .transpose_b = wide});
     device_.matmul({.a = gram, .b = gram, .c = squared});
-    device_.blend(gram, squared, kB, kC);
+    device_.blend(gram, squared, of.b, of.c);
     device_.matmul({.a = wide ? squared : x, .b = wide ? x : squared, .c = next});
-    device_.blend(x, next, by * kA, by);
+    device_.blend(x, next, by * of.a, by);
     std::swap(x, next);
   }
   return x;

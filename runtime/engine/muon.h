@@ -4,6 +4,7 @@
 // ranks that hold parts of it (plan/matrices.h).
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "runtime/device/device.h"
@@ -14,6 +15,11 @@
 #include "runtime/spec/train_spec.h"
 
 namespace mtl {
+
+// A step of the iteration, x -> a x + b x x^T x + c x (x^T x)^2.
+struct NewtonSchulz {
+  float a = 0, b = 0, c = 0;
+};
 
 class Muon {
  public:
@@ -61,6 +67,7 @@ class Muon {
   Device& device_;
   const RankGroups& groups_;
   const int tp_;
+  const std::span<const NewtonSchulz> polynomials_;
   Tensor parts_, arrived_, whole_, columns_, segment_, next_, gram_, gram_squared_;
   std::vector<Round> rounds_;
 };

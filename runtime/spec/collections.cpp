@@ -68,7 +68,7 @@ std::optional<Diagnostic> read_pair(const Row& row, const YamlValue& value, doub
       return diagnose(row, item.place, std::move(*problem));
     }
     if (!in_range(row, numbers[i])) {
-      return diagnose(row, item.place, out_of_range(row, quoted(item.text)));
+      return diagnose(row, item.place, out_of_range(row, quoted(item.text), numbers[i]));
     }
   }
   std::copy(std::begin(numbers), std::end(numbers), std::begin(pair));
@@ -227,7 +227,7 @@ std::optional<Diagnostic> read_numbers(const Row& row, const YamlValue& value,
       return diagnose(row, item.place, std::move(*problem));
     }
     if (!in_range(row, read.back())) {
-      return diagnose(row, item.place, out_of_range(row, quoted(item.text)));
+      return diagnose(row, item.place, out_of_range(row, quoted(item.text), read.back()));
     }
   }
   if (read.front() <= 0) {

@@ -55,6 +55,7 @@ class MegatronReader {
   void recomputes();
   void batch();
   void ramp();
+  void muon();
   void schedules();
   void precision();
   void data();

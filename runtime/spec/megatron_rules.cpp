@@ -317,6 +317,33 @@ void MegatronReader::ramp() {
                    flag));
 }
 
+void MegatronReader::muon() {
+  if (setting("optimizer.type") != "muon") {
+    drop("optimizer.muon.");
+    return;
+  }
+  set("optimizer.muon.momentum", value("muon-momentum").value_or("0.9"), "muon-momentum");
+  const bool nesterov = has("muon-nesterov") || has("muon-use-nesterov");
+  set("optimizer.muon.nesterov", nesterov ? "true" : "false", "muon-nesterov");
+  set("optimizer.muon.factor", value("muon-extra-scale-factor").value_or("1.0"),
+      "muon-extra-scale-factor");
+  const std::string mode = text("muon-tp-mode");
+  const bool divided = whole("tensor-model-parallel-size").value_or(1) > 1;
+  if (!mode.empty() && mode != "duplicated" && mode != "distributed" && mode != "blockwise") {
+    refuse(fmt::format("muon-tp-mode {}", mode), "it can be duplicated, distributed, blockwise");
+  } else if (mode == "blockwise" && divided) {
+    refuse("muon-tp-mode blockwise",
+           "a matrix is orthogonalized whole (duplicated), so that a layout changes nothing");
+  } else if (!has("muon-tp-mode") && divided) {
+    open(
+        "without --muon-tp-mode Megatron orthogonalizes the parts of tensor parallelism each by "
+        "itself (blockwise); here matrices are orthogonalized whole, as with duplicated");
+  }
+  if (has("swiglu") || has("quick-geglu")) {
+    open("Megatron's Muon takes gate and up projection of an MLP as one matrix; here each is one");
+  }
+}
+
 void MegatronReader::schedules() {
   const bool lion = setting("optimizer.type") == "lion";
   if (setting("optimizer.type") != "sgd") {
@@ -326,12 +353,7 @@ void MegatronReader::schedules() {
                     value(of + "-beta2").value_or(lion ? "0.98" : "0.999")),
         of + "-beta2");
   }
-  if (setting("optimizer.type") == "muon") {
-    set("optimizer.muon.momentum", value("muon-momentum").value_or("0.9"), "muon-momentum");
-    set("optimizer.muon.nesterov", has("muon-nesterov") ? "true" : "false", "muon-nesterov");
-    set("optimizer.muon.factor", value("muon-extra-scale-factor").value_or("1.0"),
-        "muon-extra-scale-factor");
-  }
+  muon();
   if (has("end-weight-decay") && text("weight-decay-incr-style").empty()) {
     drop("optimizer.weight_decay_end");  // it moves with a style alone
   }

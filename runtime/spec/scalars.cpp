@@ -189,9 +189,12 @@ std::optional<Problem> read_double(const std::string& name, const std::string& t
   return std::nullopt;
 }
 
+// What is below 1 is to be so in what computes with it, in fp32: a decay of 1 forgets nothing, and
+// learns nothing.
 bool in_range(const Row& row, double value) {
+  const auto rounded = static_cast<double>(static_cast<float>(value));
   const bool low = row.above_min ? value <= row.min : value < row.min;
-  const bool high = row.below_max ? value >= row.max : value > row.max;
+  const bool high = row.below_max ? std::max(value, rounded) >= row.max : value > row.max;
   return !low && !high;
 }
 
@@ -202,6 +205,14 @@ bool in_range(const Row& row, int64_t value) {
 
 Problem out_of_range(const Row& row, const std::string& text) {
   return {"config.range", fmt::format("{} cannot be {}", row.key, text)};
+}
+
+Problem out_of_range(const Row& row, const std::string& text, double value) {
+  Problem problem = out_of_range(row, text);
+  if (value > row.min && value < row.max) {
+    problem.what += fmt::format(", which is {} in fp32", static_cast<float>(value));
+  }
+  return problem;
 }
 
 std::optional<Problem> read_choice(const Row& row, const std::string& text, std::string& result) {

@@ -42,5 +42,7 @@ bool in_range(const Row& row, double value);
 // Not by way of double, which cannot tell 2^53 + 1 from 2^53. No integer has an open bound.
 bool in_range(const Row& row, int64_t value);
 Problem out_of_range(const Row& row, const std::string& text);
+// Of a number, which may be out of the range only as it is rounded.
+Problem out_of_range(const Row& row, const std::string& text, double value);
 
 }  // namespace mtl::spec

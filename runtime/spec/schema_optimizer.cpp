@@ -62,6 +62,19 @@ Section optimizer_section() {
                .min = 1,
                .max = 100,
                .known_as = {"ns_steps", "muon_num_ns_steps"}},
+              {.key = "optimizer.muon.coefficients",
+               .field = [](TrainSpec& s) -> Field { return &s.optimizer.muon.coefficients; },
+               .doc = "Those of the steps' polynomials.",
+               .choices = {{"simple",
+                            "the same in each step (Jordan's, torch.optim.Muon's): singular "
+                            "values come to between 0.7 and 1.2"},
+                           {"quintic",
+                            "others in each of five steps, and again from there (Megatron-LM's "
+                            "default): within 0.15 of 1"},
+                           {"polar_express",
+                            "those of arXiv 2505.16932, of eight steps: as near to 1 as their "
+                            "number can bring them"}},
+               .known_as = {"ns_coefficients", "muon_coefficient_type"}},
               {.key = "optimizer.muon.scale",
                .field = [](TrainSpec& s) -> Field { return &s.optimizer.muon.scale; },
                .doc = "What the step of a matrix of `out` rows and `in` columns is multiplied by, "

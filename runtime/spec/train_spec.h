@@ -209,8 +209,9 @@ struct TrainSpec {
     struct Muon {
       double momentum = 0.95;
       bool nesterov = true;
-      int64_t steps = 5;               // of Newton and Schulz
-      std::string scale = "spectral";  // spectral | shape | unit_rms
+      int64_t steps = 5;                    // of Newton and Schulz
+      std::string coefficients = "simple";  // simple | quintic | polar_express
+      std::string scale = "spectral";       // spectral | shape | unit_rms
       double factor = 0.2;
     } muon;
   } optimizer;

@@ -166,7 +166,7 @@ std::optional<Diagnostic> read_value(const Row& row, const YamlValue& value, Tra
     double number = 0;
     if (!automatic) {
       if (const auto problem = read_double(row.key, text, number)) return complain(*problem);
-      if (!in_range(row, number)) return complain(out_of_range(row, quoted(text)));
+      if (!in_range(row, number)) return complain(out_of_range(row, quoted(text), number));
     }
     **to = number;
     return std::nullopt;

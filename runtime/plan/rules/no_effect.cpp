@@ -143,12 +143,15 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
         "optimizer.type is not sgd");
   check("optimizer.betas", !sgd, std::pair(spec.optimizer.beta1, spec.optimizer.beta2),
         std::pair(built_in.optimizer.beta1, built_in.optimizer.beta2), "optimizer.type is sgd");
-  const bool muon = spec.optimizer.type == "muon";
+  const bool lion = spec.optimizer.type == "lion", muon = spec.optimizer.type == "muon";
+  check("optimizer.eps", !sgd && !lion, spec.optimizer.eps, built_in.optimizer.eps,
+        lion ? "optimizer.type is lion" : "optimizer.type is sgd");
   const TrainSpec::Optimizer::Muon &of_muon = spec.optimizer.muon, no_muon;
   const char* const not_muon = "optimizer.type is not muon";
   check("optimizer.muon.momentum", muon, of_muon.momentum, no_muon.momentum, not_muon);
   check("optimizer.muon.nesterov", muon, of_muon.nesterov, no_muon.nesterov, not_muon);
   check("optimizer.muon.steps", muon, of_muon.steps, no_muon.steps, not_muon);
+  check("optimizer.muon.coefficients", muon, of_muon.coefficients, no_muon.coefficients, not_muon);
   check("optimizer.muon.scale", muon, of_muon.scale, no_muon.scale, not_muon);
   check("optimizer.muon.factor", muon, of_muon.factor, no_muon.factor, not_muon);
   check("optimizer.weight_decay_end", spec.optimizer.weight_decay_ramp != "constant",

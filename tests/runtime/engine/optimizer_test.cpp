@@ -46,7 +46,23 @@ Rows transposed(const Rows& a) {
 }
 
 // As K. Jordan et al. have it: X = a X + (b A + c A A) X with A = X X^T.
-Rows orthogonal(Rows x, int64_t steps) {
+using Polynomial = std::array<double, 3>;
+std::vector<Polynomial> polynomials(const std::string& coefficients) {
+  if (coefficients == "simple") return {{3.4445, -4.7750, 2.0315}};
+  if (coefficients == "quintic") {
+    return {{4.0848, -6.8946, 2.9270},
+            {3.9505, -6.3029, 2.6377},
+            {3.7418, -5.5913, 2.3037},
+            {2.8769, -3.1427, 1.2046},
+            {2.8366, -3.0525, 1.2012}};
+  }
+  return {{8.2051, -22.9019, 16.4607}, {4.0664, -2.8612, 0.5184}, {3.9096, -2.8234, 0.5250},
+          {3.2856, -2.4647, 0.5074},   {2.2779, -1.6447, 0.4162}, {1.8726, -1.2307, 0.3585},
+          {1.8564, -1.2132, 0.3568},   {1.8750, -1.2500, 0.3750}};
+}
+
+Rows orthogonal(Rows x, const TrainSpec::Optimizer::Muon& muon) {
+  const std::vector<Polynomial> all = polynomials(muon.coefficients);
   double squares = 0;
   for (const auto& row : x) {
     for (const double value : row) squares += value * value;
@@ -54,12 +70,13 @@ Rows orthogonal(Rows x, int64_t steps) {
   for (auto& row : x) {
     for (double& value : row) value /= std::sqrt(squares);
   }
-  for (int64_t step = 0; step < steps; ++step) {
+  for (size_t step = 0; step < static_cast<size_t>(muon.steps); ++step) {
+    const Polynomial& of = all[step % all.size()];
     const Rows a = product(x, transposed(x)), aa = product(a, a);
     const Rows ax = product(a, x), aax = product(aa, x);
     for (size_t i = 0; i < x.size(); ++i) {
       for (size_t j = 0; j < x[i].size(); ++j) {
-        x[i][j] = 3.4445 * x[i][j] - 4.7750 * ax[i][j] + 2.0315 * aax[i][j];
+        x[i][j] = of[0] * x[i][j] + of[1] * ax[i][j] + of[2] * aax[i][j];
       }
     }
   }
@@ -149,7 +166,7 @@ class Reference {
               muon.nesterov ? muon.momentum * of.first[at] + (1 - muon.momentum) * g : of.first[at];
         }
       }
-      direction = orthogonal(std::move(direction), muon.steps);
+      direction = orthogonal(std::move(direction), muon);
       const auto out = static_cast<double>(of.row->out_in ? rows : cols);
       const auto in = static_cast<double>(of.row->out_in ? cols : rows);
       double scale = std::sqrt(std::max(out, in));
@@ -260,7 +277,14 @@ TEST_CASE("muon equals the textbook, whole and divided") {
   check_against_reference(spec, {});
   check_against_reference(spec, {.tp = 2, .dp = 2, .pp = 2});
   check_against_reference(spec, {.dp = 4});
-  spec.optimizer.muon = {.momentum = 0.9, .nesterov = false, .steps = 3, .scale = "shape"};
+  spec.optimizer.muon.coefficients = "quintic";
+  spec.optimizer.muon.steps = 7;
+  check_against_reference(spec, {.dp = 2});
+  spec.optimizer.muon.coefficients = "polar_express";
+  spec.optimizer.muon.steps = 9;
+  check_against_reference(spec, {.tp = 2});
+  spec.optimizer.muon = {
+      .momentum = 0.9, .nesterov = false, .steps = 3, .coefficients = "simple", .scale = "shape"};
   spec.parallel.zero = 0;
   check_against_reference(spec, {.tp = 2, .dp = 2});
   spec.optimizer.muon.scale = "unit_rms";

@@ -296,6 +296,13 @@ TEST_CASE("what is written and changes nothing is a warning with its place") {
   REQUIRE(diagnostics.all().size() == 3);
   CHECK(diagnostics.all()[0].code == "config.no_effect");
   CHECK(diagnostics.all()[1].what == "optimizer.momentum has no effect: optimizer.type is not sgd");
+  resolved.spec.optimizer.type = "lion";
+  resolved.spec.optimizer.eps = 1e-6;
+  Diagnostics of_lion;
+  make_plan(resolved, {.vocab = 65}, 1, of_lion);
+  REQUIRE(of_lion.all().size() == 4);
+  CHECK(of_lion.all()[2].what == "optimizer.eps has no effect: optimizer.type is lion");
+  resolved.spec.optimizer.eps = 1e-8;
   resolved.spec.optimizer.type = "sgd";
   Diagnostics fewer;
   make_plan(resolved, {.vocab = 65}, 1, fewer);

@@ -345,7 +345,14 @@ TEST_CASE("flags that follow from others") {
   CHECK(setting(muon + "--muon-extra-scale-factor 0.2", "optimizer.muon.factor") == "0.2");
   CHECK(setting(muon + "--muon-scale-mode shape_scaling", "optimizer.muon.scale") == "shape");
   CHECK(setting(muon + "--muon-num-ns-steps 6", "optimizer.muon.steps") == "6");
+  CHECK(setting(muon + "--muon-use-nesterov", "optimizer.muon.nesterov") == "true");
+  CHECK(setting(muon, "optimizer.muon.coefficients") == "quintic");
+  CHECK(setting(muon + "--muon-coefficient-type simple", "optimizer.muon.coefficients") ==
+        "simple");
+  CHECK(setting(muon + "--muon-tp-mode blockwise", "optimizer.type") == "muon");
   CHECK(setting("--adam-beta1 0.9", "optimizer.muon.momentum") == "none");
+  CHECK(setting("--muon-num-ns-steps 6", "optimizer.muon.steps") == "none");
+  CHECK(setting("--muon-num-ns-steps 6", "optimizer.muon.coefficients") == "none");
   CHECK(setting("--optimizer lion --lion-beta1 0.9", "optimizer.type") == "lion");
   CHECK(setting("--optimizer lion --lion-beta1 0.9", "optimizer.betas") == "[0.9, 0.98]");
   const std::string pipeline = "--pipeline-model-parallel-size 2 ";
@@ -406,6 +413,31 @@ TEST_CASE("flags that follow from others") {
   CHECK(setting("--clip_grad 0.5", "optimizer.clip") == "0.5");
 }
 
+TEST_CASE("Muon under tensor parallelism, and of gated units") {
+  const std::string muon = kSmall + "--optimizer muon ", tp = "--tensor-model-parallel-size 2 ";
+  const char* const by_default = "without --muon-tp-mode";
+  // Nothing is divided.
+  CHECK_FALSE(opens_with(translated(muon), by_default));
+  CHECK(translated(muon + "--muon-tp-mode blockwise").errors == "");
+  CHECK(opens_with(translated(muon + tp), by_default));
+  for (const char* mode : {"duplicated", "distributed"}) {
+    const Translated whole = translated(muon + tp + "--muon-tp-mode " + mode);
+    CHECK(whole.errors == "");
+    CHECK_FALSE(opens_with(whole, by_default));
+  }
+  CHECK(translated(muon + tp + "--muon-tp-mode blockwise").errors.find("orthogonalized whole") !=
+        std::string::npos);
+  CHECK(translated(muon + "--muon-tp-mode rowwise").errors.find("it can be") != std::string::npos);
+  CHECK(translated(muon + "--muon-coefficient-type aol").errors.find("polar_express can be") !=
+        std::string::npos);
+  const char* const gated = "Megatron's Muon takes gate and up";
+  CHECK(opens_with(translated(muon + "--swiglu"), gated));
+  CHECK_FALSE(opens_with(translated(muon), gated));
+  CHECK_FALSE(opens_with(translated(kSmall + "--swiglu"), gated));
+  // A flag without a value lacks none.
+  CHECK_FALSE(opens_with(translated(muon + "--muon-nesterov"), "--muon-nesterov"));
+}
+
 TEST_CASE("what cannot be taken over is an error or named") {
   const std::string errors = translated(kSmall +
                                         "--softmax-type off-by-one "
@@ -451,7 +483,8 @@ TEST_CASE("each of Megatron's flags stands once, and keys and values are those o
     for (const MegatronFlag& row : group.flags) {
       CAPTURE(row.flag);
       CHECK(seen.insert(row.flag).second);
-      CHECK((row.key.empty() ? row.how == MegatronHow::only : spec::find_row(row.key) != nullptr));
+      CHECK((row.key.empty() ? row.how == MegatronHow::only || row.how == MegatronHow::computed
+                             : spec::find_row(row.key) != nullptr));
       std::vector<std::string> values = {row.without};
       if (row.how == MegatronHow::truth) values.push_back(row.value);
       for (const auto& [theirs, ours] : row.words) values.push_back(ours);

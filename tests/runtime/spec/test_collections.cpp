@@ -27,6 +27,12 @@ TEST_CASE("what holds from a step or epoch on") {
         "config.type: train.accumulate: `four` is not a whole number | " + like);
   CHECK(refusal("train.accumulate=[8, 4]") == "config.type: train.accumulate is a list | " + like);
   CHECK(refusal("train.accumulate={}") == "config.range: train.accumulate is empty | " + like);
+  CHECK(refusal("optimizer.betas=0.9,0.99999999")
+            .starts_with(
+                "config.range: optimizer.betas cannot be `0.99999999`, which is 1 in fp32 |"));
+  CHECK(refusal("optimizer.muon.momentum=0.99999999")
+            .starts_with("config.range: optimizer.muon.momentum cannot be `0.99999999`, which is"));
+  CHECK(refusal("optimizer.muon.momentum=1").find("fp32") == std::string::npos);
   CHECK(refusal("train.accumulate=0") == "config.range: train.accumulate cannot be `0` | " + like);
   CHECK(refusal("train.accumulate={0: 8, 4: 0}") ==
         "config.range: train.accumulate: `4` cannot be `0` | " + like);

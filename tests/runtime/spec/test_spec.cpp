@@ -49,7 +49,8 @@ TEST_CASE("every key can be set to what it is not") {
       "momentum: "
       "0.5,\n"
       "            weight_decay_ramp: linear, weight_decay_end: 0.2,\n"
-      "            muon: {momentum: 0.8, nesterov: false, steps: 6, scale: shape, factor: 1}}\n"
+      "            muon: {momentum: 0.8, nesterov: false, steps: 6, coefficients: quintic,\n"
+      "                   scale: shape, factor: 1}}\n"
       "lr: {max: 1e-3, min: 1.0e-4, schedule: wsd, warmup: 1_000, decay: 2k, wsd_decay: 1k,\n"
       "     wsd_style: linear}\n"
       "health: {nan: skip}\n"
@@ -229,6 +230,7 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.optimizer.muon.momentum == 0.8);
   CHECK_FALSE(s.optimizer.muon.nesterov);
   CHECK(s.optimizer.muon.steps == 6);
+  CHECK(s.optimizer.muon.coefficients == "quintic");
   CHECK(s.optimizer.muon.scale == "shape");
   CHECK(s.optimizer.muon.factor == 1);
   CHECK(s.lr.wsd_decay == 1000);
