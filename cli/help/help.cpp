@@ -23,8 +23,8 @@ const std::vector<HelpTopic>& help_topics() {
        R"(Exit codes of every mtl command:
     0  done
     1  the run failed
-    2  usage: an unknown command, option or value
-    3  configuration: train.yaml or default_config.yaml
+    2  usage: an unknown command or option, or a value of the wrong kind
+    3  configuration: train.yaml, default_config.yaml, or a launch that cannot be
     4  environment: permissions, ports, devices
     5  out of memory
     6  data or checkpoint damaged, missing or incompatible
@@ -32,7 +32,8 @@ const std::vector<HelpTopic>& help_topics() {
    75  stopped on request with a complete checkpoint: run the same command again
   126  the launched program cannot be executed
   127  the launched program does not exist
-128+n  killed by signal n (130: Ctrl-C twice, 143: TERM)
+128+n  ended by signal n (130: Ctrl-C, 143: TERM): a program by the first one,
+       a training run by a second one, since the first gives 75
 
 The exit code of a job is that of the first rank that failed.
 )"},
