@@ -24,7 +24,7 @@ const std::vector<HelpTopic>& help_topics() {
     0  done
     1  the run failed
     2  usage: an unknown command or option, or a value of the wrong kind
-    3  configuration: train.yaml, default_config.yaml, or a launch that cannot be
+    3  configuration: train.yaml, default_config.yaml, flags put wrongly
     4  environment: permissions, ports, devices
     5  out of memory
     6  data or checkpoint damaged, missing or incompatible
