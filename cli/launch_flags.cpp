@@ -125,6 +125,18 @@ std::string cell(std::string text) {
   return text;
 }
 
+constexpr const char* kCommandTitle = "On the command line only";
+constexpr CommandFlag kCommandFlags[] = {
+    {kFreshFlag.name,
+     "for a train.yaml: start a new run instead of continuing the newest one of that name"},
+    kJsonFlag};
+
+const char* note_of(FlagGroup group) {
+  if (group != FlagGroup::megatron) return nullptr;
+  return "Those that name a key of a train.yaml set it there; the others are for PyTorch programs "
+         "alone.";
+}
+
 template <typename Visit>
 void for_each_group(const Visit& visit) {
   for (int group = 0; group <= static_cast<int>(FlagGroup::elsewhere); ++group) {
@@ -202,25 +214,30 @@ std::string launch_flags_text(int columns) {
           "Every flag of mtl launch: accelerate's, torchrun's and its own. Names may be written "
           "with underscores or dashes; --x, --x=true, --x=false and --no-x are the same for every "
           "flag without a value; torchrun's may be cut short where no other begins so (--nproc 4). "
-          "Each can also stand in the environment, as MTL_ and its name in "
+          "Each but the last two can also stand in the environment, as MTL_ and its name in "
           "capitals (MTL_NUM_PROCESSES=4; torchrun's PET_NNODES and its like are read too), and "
           "most in the config file. Built in < file < environment < flags.",
           width, 0, 0) +
       '\n';
   const int column = std::min(34, width / 2);
+  const auto add = [&](const std::string& left, const std::string& right) {
+    const int used = display_width(left);
+    text += left;
+    if (used + 2 > column) text += '\n';
+    text.append(static_cast<size_t>(used + 2 > column ? column : column - used), ' ');
+    text += wrap_text(right, width, column, column) + '\n';
+  };
   for_each_group([&](FlagGroup group, const std::vector<const LaunchFlag*>& flags) {
     text += fmt::format("\n{}:\n", group_title(group));
+    if (const char* note = note_of(group)) text += "  " + wrap_text(note, width, 2, 2) + '\n';
     for (const LaunchFlag* flag : flags) {
-      const std::string left = fmt::format("  {}", left_side(*flag));
       std::string right = flag->help;
       if (!flag->built_in.empty()) right += fmt::format(" [default: {}]", flag->built_in);
-      const int used = display_width(left);
-      text += left;
-      if (used + 2 > column) text += '\n';
-      text.append(static_cast<size_t>(used + 2 > column ? column : column - used), ' ');
-      text += wrap_text(right, width, column, column) + '\n';
+      add(fmt::format("  {}", left_side(*flag)), right);
     }
   });
+  text += fmt::format("\n{}:\n", kCommandTitle);
+  for (const CommandFlag& flag : kCommandFlags) add(fmt::format("  --{}", flag.name), flag.help);
   return text;
 }
 
@@ -249,8 +266,9 @@ std::string launch_flags_reference() {
       "in\n"
       "`megatron_lm_config`, the one place where accelerate tolerates them.\n";
   for_each_group([&](FlagGroup group, const std::vector<const LaunchFlag*>& flags) {
-    text += fmt::format("\n## {}\n\n| flag | means | config file |\n|---|---|---|\n",
-                        group_title(group));
+    text += fmt::format("\n## {}\n\n", group_title(group));
+    if (const char* note = note_of(group)) text += fmt::format("{}\n\n", note);
+    text += "| flag | means | config file |\n|---|---|---|\n";
     for (const LaunchFlag* flag : flags) {
       std::string name = fmt::format("`{}`", left_side(*flag));
       if (const std::string others = aliases_of(*flag); !others.empty()) {
@@ -264,6 +282,10 @@ std::string launch_flags_reference() {
       text += fmt::format("| {} | {} | {} |\n", cell(name), cell(means), key);
     }
   });
+  text += fmt::format("\n## {}\n\n| flag | means |\n|---|---|\n", kCommandTitle);
+  for (const CommandFlag& flag : kCommandFlags) {
+    text += fmt::format("| `--{}` | {} |\n", flag.name, flag.help);
+  }
   return text;
 }
 

@@ -17,6 +17,16 @@ void declare_plan_flags(CommandLine& line, FlagValues& values);
 // All of them, of which only those of a plan are shown: what a configuration file can hold.
 void declare_config_flags(CommandLine& line, FlagValues& values);
 
+// Flags of `mtl launch` that are no settings: they stand in no file and no variable.
+struct CommandFlag {
+  const char* name;
+  const char* help;
+};
+inline constexpr CommandFlag kFreshFlag{
+    "fresh", "start a new run instead of continuing the newest one of that name"};
+inline constexpr CommandFlag kJsonFlag{"json",
+                                       "with --dry-run: one JSON document, schema mtl.launch/1"};
+
 // `mtl help launch-flags`: every setting, in the groups of the table.
 std::string launch_flags_text(int columns);
 // docs/reference/launch-flags.md.

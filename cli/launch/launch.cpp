@@ -45,12 +45,10 @@ void declare(CommandLine& line, LaunchOptions& options, std::string& program,
       "key=value | ARGS", arguments,
       "after a train.yaml: settings, such as train.steps=2000; after a program: its arguments");
   line.group("A run (train.yaml)");
-  line.flag("fresh", options.run.fresh,
-            "start a new run instead of continuing the newest one of that name");
+  line.flag(kFreshFlag.name, options.run.fresh, kFreshFlag.help);
   declare_launch_flags(line, options.run.given.flags, submits);
-  line.flag("json", options.json,
-            submits ? "one JSON document instead of words, schema mtl.submit/1"
-                    : "with --dry-run: one JSON document, schema mtl.launch/1");
+  line.flag(kJsonFlag.name, options.json,
+            submits ? "one JSON document instead of words, schema mtl.submit/1" : kJsonFlag.help);
   if (submits) {
     line.footnote("Of SLURM's flags slurm_ may be left out: --partition gpu --time 12:00:00.");
   }

@@ -10,6 +10,7 @@
 
 #include "common/error.h"
 #include "common/terminal.h"
+#include "launcher/settings/train_settings.h"
 #include "support/text.h"
 
 using namespace mtl;
@@ -109,6 +110,22 @@ TEST_CASE("the text of all flags fits and leaves none out") {
   const std::string text = launch_flags_text(80);
   for (const LaunchFlag& flag : launch_flags()) {
     if (flag.name != "dry_run") CHECK(text.find("--" + flag.name) != std::string::npos);
+  }
+  for (const char* name : {"--fresh", "--json"}) CHECK(text.find(name) != std::string::npos);
+}
+
+TEST_CASE("a Megatron flag names the key of a train.yaml that it sets, and else none") {
+  for (const LaunchFlag& flag : launch_flags()) {
+    if (flag.group != FlagGroup::megatron) continue;
+    CAPTURE(flag.name);
+    const std::string value = flag.kind == FlagKind::truth    ? "true"
+                              : flag.kind == FlagKind::choice ? "full"
+                                                              : "3";
+    const TrainSettings settings = train_settings({{flag.name, {{value}, "--" + flag.name}}});
+    const bool named =
+        settings.size() == 1 && flag.help.find(settings.front().first) != std::string::npos;
+    CHECK(named == !settings.empty());
+    CHECK((flag.help.find('.') != std::string::npos) == named);
   }
 }
 
