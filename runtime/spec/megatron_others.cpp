@@ -101,7 +101,8 @@ const std::vector<MegatronOthers>& megatron_needless() {
              "check-for-nan-in-loss-and-grad no-check-for-nan-in-loss-and-grad "
              "check-for-spiky-loss check-for-large-grads log-straggler straggler-ctrlr-port "
              "straggler-minmax-count disable-straggler-on-startup"),
-      others("TERM, INT and USR1 always end in a checkpoint, and the launcher watches the ranks",
+      others("TERM and INT always stop a run with a checkpoint, USR1 writes one and goes on; the "
+             "launcher watches the ranks",
              "exit-signal-handler exit-signal exit-signal-handler-for-dataloader "
              "exit-signal-handler-for-training enable-ft-package calc-ft-timeouts "
              "ft-num-warmup-iters inprocess-restart inprocess-max-iterations "
