@@ -150,9 +150,9 @@ std::string rank_table(const std::vector<WorkerCommand>& commands,
   std::string text;
   for (const WorkerCommand& command : commands) {
     const RankPlacement& place = place_of(command, placement);
-    text += fmt::format("{:<10} {:<16} {}, binding {}, {} threads: {}\n", ranks_words(command),
+    text += fmt::format("{:<10} {:<16} {}, binding {}, {} thread{}: {}\n", ranks_words(command),
                         host, device_words(place), binding_words(place), place.omp_threads,
-                        command_words(command.argv));
+                        place.omp_threads == 1 ? "" : "s", command_words(command.argv));
   }
   return text;
 }
