@@ -128,6 +128,18 @@ nlohmann::json to_json(const CheckpointEntry& entry) {
   return json;
 }
 
+namespace {
+
+[[noreturn]] void fail_delete(const fs::path& path, const std::error_code& error) {
+  throw Error(
+      Exit::environment,
+      Diagnostic{.code = "ckpt.write",
+                 .what = fmt::format("cannot delete {}: {}", path.string(), error.message()),
+                 .help = "whoever may write in its folder can delete it"});
+}
+
+}  // namespace
+
 std::vector<CheckpointEntry> prune_run(const fs::path& run_dir, const KeepRules& keep,
                                        bool dry_run) {
   std::vector<CheckpointEntry> goes = list_run(run_dir, keep);
@@ -146,10 +158,10 @@ std::vector<CheckpointEntry> prune_run(const fs::path& run_dir, const KeepRules&
     doomed += ".deleted";
     fs::remove_all(doomed, error);
     fs::rename(entry.path, doomed, error);
-    if (error) fail_write(entry.path, "cannot be deleted: " + error.message());
+    if (error) fail_delete(entry.path, error);
     as_write_error(entry.path, [&] { sync_directory(entry.path.parent_path()); });
     fs::remove_all(doomed, error);
-    if (error) fail_write(doomed, "cannot be deleted: " + error.message());
+    if (error) fail_delete(doomed, error);
   }
   return goes;
 }
