@@ -4,6 +4,7 @@
 
 #include "cli/ckpt/ckpt.h"
 #include "cli/command_line.h"
+#include "runtime/interchange/hf_architectures.h"
 #include "runtime/interchange/import.h"
 
 namespace mtl {
@@ -14,11 +15,9 @@ int command_ckpt_import(const Arguments& args) {
   bool json = false;
   CommandLine line(
       {"ckpt import [options] DIR -o RUN_DIR"},
-      "Reads a model from a Hugging Face folder (GPT-2, GPT-NeoX, LLaMA, Mistral, Qwen2, Qwen3, "
-      "their mixtures, dots.llm1, gpt-oss, DeepSeek-V2 and V3, StableLM, Phi-3, Gemma) or from a "
-      "Megatron checkpoint in torch format, and makes a run directory of it: `mtl generate` works "
-      "at once, "
-      "and its train.yaml trains on. Files are read as data: nothing that is in them is executed.");
+      "Reads a model from a Hugging Face folder or from a Megatron checkpoint in torch format, and "
+      "makes a run directory of it: `mtl generate` works at once, and its train.yaml trains on. "
+      "Files are read as data: nothing that is in them is executed.");
   line.example("mtl ckpt import ./Llama-3.2-1B -o runs/llama", "then: mtl generate runs/llama ...");
   line.example("mtl launch runs/llama/train.yaml data.train=corpus.txt", "trains on from there");
   line.example("mtl ckpt import megatron/checkpoints --tokenizer tokenizer.json -o runs/gpt",
@@ -29,6 +28,10 @@ int command_ckpt_import(const Arguments& args) {
               "a tokenizer.json, a SentencePiece model, a folder with one, or `bytes`",
               "what DIR has");
   line.flag("json", json, "say what was made as JSON on stdout");
+  line.footnote(
+      fmt::format("Of Hugging Face's models those whose config.json has a model_type of "
+                  "{}.",
+                  hf_types()));
   if (!line.parse(args)) return 0;
   if (out.empty()) {
     throw Error(Exit::usage, {.code = "usage.missing",
