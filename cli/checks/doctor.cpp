@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -201,6 +202,10 @@ int command_doctor(const Arguments& args) {
   DoctorOptions options;
   options.run_dir = run_dir.empty() ? default_run_dir() : run_dir;
   options.port = request.master_port > 0 ? request.master_port : request.port;
+  // A launch from here writes to the folder of this path on every host, wherever ssh begins there.
+  if (request.mode == LaunchRequest::Mode::hosts) {
+    options.run_dir = std::filesystem::absolute(options.run_dir).string();
+  }
   options.several_hosts = request.mode != LaunchRequest::Mode::local;
   const Diagnosis found = examine(request, options, hardware);
   std::string text;

@@ -98,6 +98,22 @@ TEST_CASE("mtl doctor finds a folder that cannot be written and a file system th
   CHECK(finding(tiny, "memory.shm")["level"] == "warning");
 }
 
+TEST_CASE("mtl doctor looks on hosts at the folder that a launch from here would write to") {
+  Shell shell;
+  // A way to other machines that ends in a home folder, as ssh does.
+  shell.write("far/ssh", "for word; do :; done\ncd /proc && exec sh -c \"$word\"\n");
+  shell.write("my work/here", "");
+  const std::string there = (shell.dir() / "my work").string();
+  const std::string doctor = "cd 'my work' && " + kDoctor + " --hosts m1,m2 --ssh_command 'sh " +
+                             (shell.dir() / "far/ssh").string() + "'";
+  const auto space = [&](const std::string& more) {
+    return finding(in_shell(shell, doctor + more), "disk.space")["what"].get<std::string>();
+  };
+  CHECK(has(space(""), "(" + there + ")"));
+  CHECK(has(space(" --run_dir ../far/runs"), "far)"));
+  CHECK(has(space(" --run_dir '" + there + "'"), "(" + there + ")"));
+}
+
 TEST_CASE("mtl doctor finds a host that does not resolve") {
   Shell shell;
   const Outcome outcome =
