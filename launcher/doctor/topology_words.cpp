@@ -67,25 +67,32 @@ std::string name_of(const TopologyDevice& device) {
 }
 
 std::string nic_words(const Topology& topology, const TopologyFacts& facts) {
-  // GPUs with the same cards in one sentence.
-  std::vector<std::pair<std::vector<size_t>, std::vector<size_t>>> shared;  // cards, GPUs
+  // GPUs that reach the same cards the same way in one sentence.
+  struct Shared {
+    std::vector<size_t> cards;
+    std::string link;
+    std::vector<size_t> gpus;
+  };
+  std::vector<Shared> all;
   for (size_t gpu = 0; gpu < facts.nics.size(); ++gpu) {
-    const auto found = std::find_if(shared.begin(), shared.end(), [&](const auto& entry) {
-      return entry.first == facts.nics[gpu];
+    const std::vector<size_t>& cards = facts.nics[gpu];
+    if (cards.empty()) continue;
+    const std::string link = link_word(topology.links[gpu][cards[0]]);
+    const auto found = std::find_if(all.begin(), all.end(), [&](const Shared& entry) {
+      return entry.cards == cards && entry.link == link;
     });
-    if (found == shared.end()) {
-      shared.push_back({facts.nics[gpu], {gpu}});
+    if (found == all.end()) {
+      all.push_back({cards, link, {gpu}});
     } else {
-      found->second.push_back(gpu);
+      found->gpus.push_back(gpu);
     }
   }
   std::vector<std::string> parts;
-  for (const auto& [cards, gpus] : shared) {
-    if (cards.empty()) continue;
+  for (const Shared& shared : all) {
     std::vector<std::string> names;
-    for (const size_t card : cards) names.push_back(name_of(topology.devices[card]));
-    parts.push_back(fmt::format("GPU {}: {} ({})", gpu_list(gpus), fmt::join(names, ", "),
-                                link_word(topology.links[gpus[0]][cards[0]])));
+    for (const size_t card : shared.cards) names.push_back(name_of(topology.devices[card]));
+    parts.push_back(
+        fmt::format("GPU {}: {} ({})", gpu_list(shared.gpus), fmt::join(names, ", "), shared.link));
   }
   return fmt::format("{}", fmt::join(parts, "; "));
 }

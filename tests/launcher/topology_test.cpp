@@ -75,6 +75,21 @@ TEST_CASE("an HGX H100: every GPU has a card of its own") {
   CHECK(has(words("hgx-h100.txt", "NVLink"), "18 links"));
 }
 
+TEST_CASE("GPUs that reach the same card another way are not one") {
+  const Topology topology = parse_topo_matrix(
+      "\tGPU0\tGPU1\tGPU2\tNIC0\n"
+      "GPU0\t X \tSYS\tSYS\tPXB\n"
+      "GPU1\tSYS\t X \tPHB\tSYS\n"
+      "GPU2\tSYS\tPHB\t X \tSYS\n"
+      "NIC0\tPXB\tSYS\tSYS\t X \n",
+      "t.txt");
+  std::string network;
+  for (const TopologyRow& row : topology_words(topology, judge_topology(topology))) {
+    if (row.what == "network") network = row.text;
+  }
+  CHECK(network == "nearest cards: GPU 0: NIC0 (PXB); GPU 1, 2: NIC0 (SYS)");
+}
+
 TEST_CASE("GPUs on PCIe alone are no place for tensor parallelism") {
   const TopologyFacts pairs = judge_topology(read("four-pcie.txt"));
   CHECK(pairs.tp_wise.empty());
