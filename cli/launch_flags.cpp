@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "common/error.h"
 #include "common/terminal.h"
 
 namespace mtl {
@@ -148,6 +149,28 @@ void for_each_group(const Visit& visit) {
   }
 }
 
+// A check has no program of the user's, and shows what is: it has nothing to show beforehand.
+bool is_launch_only(const LaunchFlag& flag) {
+  return flag.group == FlagGroup::program || flag.name == "dry_run";
+}
+
+template <typename Shown, typename Declare>
+void declare_in_groups(CommandLine& line, const Shown& shown, const Declare& declare) {
+  for (const LaunchFlag& flag : launch_flags()) {
+    if (!shown(flag)) declare(flag, true);
+  }
+  for_each_group([&](FlagGroup group, const std::vector<const LaunchFlag*>& flags) {
+    if (std::none_of(flags.begin(), flags.end(),
+                     [&](const LaunchFlag* flag) { return shown(*flag); })) {
+      return;
+    }
+    line.group(group_title(group));
+    for (const LaunchFlag* flag : flags) {
+      if (shown(*flag)) declare(*flag, false);
+    }
+  });
+}
+
 }  // namespace
 
 void declare_launch_flags(CommandLine& line, FlagValues& values, bool submits) {
@@ -167,19 +190,31 @@ void declare_launch_flags(CommandLine& line, FlagValues& values, bool submits) {
     declare_one(line, flag, values, hidden, taken ? std::string() : alias,
                 nodes ? "nodes of the job" : nullptr);
   };
+  declare_in_groups(line, shown, declare);
+}
+
+void declare_check_flags(CommandLine& line, FlagValues& values) {
+  declare_in_groups(
+      line, [](const LaunchFlag& flag) { return is_frequent(flag) && !is_launch_only(flag); },
+      [&](const LaunchFlag& flag, bool hidden) { declare_one(line, flag, values, hidden); });
+}
+
+void refuse_launch_only_flags(const LaunchGiven& given, const std::string& command) {
+  const auto refuse = [&](const FlagValues& values, const LaunchFlag& flag) {
+    const auto found = values.find(flag.name);
+    if (found == values.end() || !truth_of(found->second.texts.back()).value_or(false)) return;
+    throw Error(Exit::usage,
+                {.code = "usage.option",
+                 .what = fmt::format("{} is for mtl launch, and mtl {} does not take it",
+                                     found->second.origin, command),
+                 .help = "leave it out"});
+  };
   for (const LaunchFlag& flag : launch_flags()) {
-    if (!shown(flag)) declare(flag, true);
+    if (!is_launch_only(flag)) continue;
+    refuse(given.flags, flag);
+    // Of a program, the environment may say things to other commands.
+    if (flag.name == "dry_run") refuse(given.environment, flag);
   }
-  for_each_group([&](FlagGroup group, const std::vector<const LaunchFlag*>& flags) {
-    if (std::none_of(flags.begin(), flags.end(),
-                     [&](const LaunchFlag* flag) { return shown(*flag); })) {
-      return;
-    }
-    line.group(group_title(group));
-    for (const LaunchFlag* flag : flags) {
-      if (shown(*flag)) declare(*flag, false);
-    }
-  });
 }
 
 namespace {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cli/command_line.h"
+#include "launcher/request/launch_request.h"
 #include "launcher/settings/launch_flags.h"
 
 namespace mtl {
@@ -12,6 +13,11 @@ namespace mtl {
 // families are accepted and not shown. `submits`: those for SLURM are shown, and also have their
 // names without slurm_, as sbatch has them.
 void declare_launch_flags(CommandLine& line, FlagValues& values, bool submits = false);
+// Of a command that starts ranks of its own, or none: without those for a program that is started,
+// and --dry-run.
+void declare_check_flags(CommandLine& line, FlagValues& values);
+// Throws Error (usage.option) if one of these is given to `command` all the same, or MTL_DRY_RUN.
+void refuse_launch_only_flags(const LaunchGiven& given, const std::string& command);
 // Only those that a plan reads: how many ranks, precision, layout.
 void declare_plan_flags(CommandLine& line, FlagValues& values);
 // All of them, of which only those of a plan are shown: what a configuration file can hold.

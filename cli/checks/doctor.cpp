@@ -182,9 +182,10 @@ int command_doctor(const Arguments& args) {
                   agent = value == "true";
                   return std::optional<std::string>();
                 }});
-  declare_launch_flags(line, given.flags);
+  declare_check_flags(line, given.flags);
   line.footnote("Exit code: 0 there is no problem (warnings do not count), 4 there is one.");
   if (!line.parse(args)) return 0;
+  refuse_launch_only_flags(given, "doctor");
 
   const NodeHardware hardware = inspect_hardware(true);
   const HostFacts facts = read_host_facts(hardware);
@@ -201,11 +202,11 @@ int command_doctor(const Arguments& args) {
 
   DoctorOptions options;
   options.run_dir = run_dir.empty() ? default_run_dir() : run_dir;
-  options.port = request.master_port > 0 ? request.master_port : request.port;
   // A launch from here writes to the folder of this path on every host, wherever ssh begins there.
   if (request.mode == LaunchRequest::Mode::hosts) {
     options.run_dir = std::filesystem::absolute(options.run_dir).string();
   }
+  options.port = request.master_port > 0 ? request.master_port : request.port;
   options.several_hosts = request.mode != LaunchRequest::Mode::local;
   const Diagnosis found = examine(request, options, hardware);
   std::string text;

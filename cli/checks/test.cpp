@@ -35,6 +35,15 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
+// Behind the stages of the ranks, and of this machine alone.
+constexpr const char* kDiskStage = "disk";
+
+std::vector<std::string> test_stages() {
+  std::vector<std::string> stages = {std::begin(kSelftestStages), std::end(kSelftestStages)};
+  stages.emplace_back(kDiskStage);
+  return stages;
+}
+
 double since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
@@ -162,7 +171,7 @@ class Test {
   void disk() {
     const auto begin = Clock::now();
     const char* given = std::getenv("MTL_RUN__DIR");
-    TestRecord record = {{"stage", "disk"}, {"ok", true}, {"seconds", 0.0}};
+    TestRecord record = {{"stage", kDiskStage}, {"ok", true}, {"seconds", 0.0}};
     try {
       const std::string text = check_disk(given != nullptr && *given ? given : "runs");
       record["seconds"] = since(begin);
@@ -254,20 +263,16 @@ int command_test(const Arguments& args) {
   line.group("The test");
   line.flag("json", json, "one JSON object, with what every rank found");
   line.option("stage_timeout", "SECONDS", timeout_s, 0.1, "until a stage counts as hanging", "15");
-  line.choice("until", {std::begin(kSelftestStages), std::end(kSelftestStages)}, until,
-              "what comes behind it is not tested", std::end(kSelftestStages)[-1]);
-  declare_launch_flags(line, given.flags);
+  line.choice("until", test_stages(), until, "what comes behind it is not tested", kDiskStage);
+  declare_check_flags(line, given.flags);
   line.footnote("Exit code: 0 all is well, 4 the environment, 7 a rank hangs, 1 anything else.");
   if (!line.parse(args)) return 0;
   read_launch_environment(given);
   // Where srun has started a task for each rank, one on each node starts them all.
   const StepShare share = share_step(given);
   if (share.stands_by) return 0;
-  if (is_on(given, "dry_run")) {
-    throw Error(Exit::usage, Diagnostic{.code = "usage.option",
-                                        .what = "mtl test has nothing to show without starting",
-                                        .help = "leave --dry-run out"});
-  }
+  refuse_launch_only_flags(given, "test");
+  if (until == kDiskStage) until.reset();  // all of them
   std::vector<std::string> arguments = {"--timeout", fmt::format("{}", timeout_s)};
   if (until) arguments.insert(arguments.end(), {"--until", *until});
   return Test(json, is_on(given, "quiet"), until).run(check_job(given, arguments));

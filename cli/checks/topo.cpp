@@ -165,10 +165,12 @@ int command_topo(const Arguments& args) {
   line.option("file", "F", file, "the output of nvidia-smi topo -m, instead of this machine");
   line.flag("bench", measure, "measures all-reduces of the ranks that mtl launch would start");
   line.flag("json", json, "one JSON document, schema mtl.topo/1");
-  declare_launch_flags(line, given.flags);
+  declare_check_flags(line, given.flags);
   if (!line.parse(args)) return 0;
   if (!file.empty() && measure) {
     throw Error(Exit::usage, {.code = "usage.option",
+  if (measure) read_launch_environment(given);
+  refuse_launch_only_flags(given, "topo");
                               .what = "--bench measures this machine, and --file is of another",
                               .help = "leave one of them out"});
   }
@@ -187,7 +189,6 @@ int command_topo(const Arguments& args) {
   }
   BenchOutcome measured;
   if (measure) {
-    read_launch_environment(given);
     measured = bench(given);
     if (!measured.found) return measured.exit_code != 0 ? measured.exit_code : 1;
   }

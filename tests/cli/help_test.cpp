@@ -208,6 +208,32 @@ TEST_CASE("usage errors: exit code 2, on stderr, with what was meant") {
   }
 }
 
+TEST_CASE("checks neither show nor take what only a launch has") {
+  Shell shell;
+  for (const char* command : {"doctor", "topo", "test"}) {
+    CAPTURE(std::string(command));
+    const std::string help = shell.mtl({command, "--help"}).out;
+    CHECK(has(help, "--num_processes"));
+    for (const char* flag : {"--dry-run", "--module", "--no_python", "A program:"}) {
+      CHECK_FALSE(has(help, flag));
+    }
+    for (const char* flag : {"--dry-run", "--dry_run=true", "-m", "--no_python", "--run_path"}) {
+      CAPTURE(std::string(flag));
+      const Outcome outcome = shell.mtl({command, flag});
+      CHECK(outcome.code == 2);
+      CHECK(outcome.out.empty());
+      CHECK(has(outcome.err, "error[usage.option]: --"));
+      CHECK(has(outcome.err, std::string("is for mtl launch, and mtl ") + command));
+    }
+  }
+  // What starts ranks does not either where the environment says so.
+  for (const Words& words : {Words{"topo", "--bench"}, Words{"test"}}) {
+    const Outcome outcome = shell.mtl(words, {{"MTL_DRY_RUN", "1"}});
+    CHECK(outcome.code == 2);
+    CHECK(has(outcome.err, "MTL_DRY_RUN is for mtl launch"));
+  }
+}
+
 TEST_CASE("colour is forced and forbidden by the environment") {
   Shell shell;
   CHECK(has(shell.mtl({"nope"}, {{"CLICOLOR_FORCE", "1"}}).err, "\033[1;31merror"));

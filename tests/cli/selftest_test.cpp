@@ -98,6 +98,16 @@ TEST_CASE("mtl test: what comes behind the last stage that is asked for is not t
   CHECK_FALSE(has(outcome.out, "disk"));
   CHECK(has(outcome.out, "all is well until rendezvous: 2 ranks"));
   CHECK(test_setup({"--until", "lunch"}).code == 2);
+  const Outcome clocks = test_setup({"--num_processes", "1", "--until", "clocks"});
+  CHECK(clocks.code == 0);
+  CHECK_FALSE(has(clocks.out, "disk"));
+  // The last one is the default.
+  const Outcome all = test_setup({"--num_processes", "1", "--until", "disk"});
+  CAPTURE(all.err);
+  CHECK(all.code == 0);
+  CHECK(has(all.out, "ok  disk"));
+  CHECK(has(all.out, "\nall is well: 1 rank"));
+  CHECK(has(test_setup({"--help"}).out, "[default: disk]"));
 }
 
 TEST_CASE("mtl test: two agents, over shared memory and over TCP") {
