@@ -1,6 +1,7 @@
 #include "cli/run_request.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <string_view>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include "launcher/request/launch_surroundings.h"
 #include "launcher/settings/launch_config_place.h"
 #include "launcher/settings/train_settings.h"
+#include "runtime/engine_words.h"
 #include "runtime/metrics/format.h"
 #include "runtime/spec/schema.h"
 
@@ -165,6 +167,16 @@ bool ranks_are_elsewhere(const LaunchRequest& request) {
   return request.starts_agents() || request.via == "slurm" || request.via == "kubernetes";
 }
 
+std::vector<Error> wrong_words_of_ranks(const LaunchRequest& request) {
+  if (request.via == "slurm" || request.via == "kubernetes") return {};
+  return wrong_engine_words([&](const std::string& name) -> std::string {
+    const auto given = request.env.find(name);
+    if (given != request.env.end()) return given->second;
+    const char* value = std::getenv(name.c_str());
+    return value != nullptr ? value : "";
+  });
+}
+
 PreparedRun prepare_run(const RunOptions& given_options, const std::string& train_yaml,
                         const std::vector<std::string>& given_arguments, std::optional<int> world) {
   Diagnostics all;
@@ -217,13 +229,21 @@ PreparedRun prepare_run(const RunOptions& given_options, const std::string& trai
       return rank_memory(here, use_cpu);
     };
   }
+  Exit exit = Exit::config;
+  if (!options.plan_only) {
+    for (const Error& wrong : wrong_words_of_ranks(run.request)) {
+      if (!diagnostics.has_errors()) exit = wrong.exit();
+      for (const Diagnostic& diagnostic : wrong.diagnostics()) diagnostics.add(diagnostic);
+    }
+  }
   try {
     run.checked = check_run(request);
   } catch (const Error& error) {
     if (!diagnostics.has_errors()) throw;
+    exit = Exit::config;
     for (const Diagnostic& diagnostic : error.diagnostics()) diagnostics.add(diagnostic);
   }
-  diagnostics.throw_if_errors();
+  diagnostics.throw_if_errors(exit);
   run.warnings = diagnostics.all();
   run.warnings.insert(run.warnings.end(), run.checked.warnings.begin(), run.checked.warnings.end());
   return run;

@@ -49,6 +49,10 @@ std::vector<std::string> overrides(const RunOptions& options,
 // nothing of theirs.
 bool ranks_are_elsewhere(const LaunchRequest& request);
 
+// What its ranks would refuse of the variables that they read here, or of --env; nothing where they
+// are a job's, with an environment of its own.
+std::vector<Error> wrong_words_of_ranks(const LaunchRequest& request);
+
 struct PreparedRun {
   LaunchRequest request;
   int world = 1;

@@ -85,13 +85,16 @@ double bus_factor(int ranks) {
   return 2.0 * (ranks - 1) / ranks;
 }
 
+void check_bench_ranks(int ranks) {
+  if (ranks > 1) return;
+  throw Error(Exit::usage, {.code = "topo.bench",
+                            .what = "one rank has nobody to exchange anything with",
+                            .help = "say how many: mtl topo --bench --num_processes 2"});
+}
+
 Exit run_link_bench() {
   const WorkerEnvironment own = read_worker_environment();
-  if (own.world < 2) {
-    throw Error(Exit::usage, {.code = "topo.bench",
-                              .what = "one rank has nobody to exchange anything with",
-                              .help = "say how many: mtl topo --bench --num_processes 2"});
-  }
+  check_bench_ranks(own.world);
   MadeDevice made = make_device({.local_rank = own.local_rank, .world = own.world});
   const std::string token = read_token(own.token_fd);
   const std::unique_ptr<Store> store = join_store(own, token, std::chrono::seconds(30));

@@ -17,6 +17,8 @@ struct LinkTiming {
 // whatever the algorithm, as nccl-tests define it: 2 (n-1) / n.
 double bus_factor(int ranks);
 
+// Throws Error topo.bench (Exit::usage) for one rank.
+void check_bench_ranks(int ranks);
 // This process's rank, from the environment that `mtl worker` reads. Rank 0 writes one JSON object
 // to MTL_PROGRESS_FD: {"ranks", "device", "timings": [{"bytes", "seconds"}]}. Throws Error:
 // topo.bench (Exit::usage: one rank has nobody to talk to), and what devices and transports throw.

@@ -27,6 +27,11 @@ JobOptions check_job(const LaunchGiven& given, const std::vector<std::string>& a
                                : "run it in the job: mtl launch --via kubernetes ... mtl test, or "
                                  "mtl test in a pod"});
   }
+  const std::vector<Error> wrong = wrong_words_of_ranks(job.request);
+  for (const Error& error : wrong) {
+    for (const Diagnostic& diagnostic : error.diagnostics()) diagnostics.add(diagnostic);
+  }
+  if (!wrong.empty()) diagnostics.throw_if_errors(wrong.front().exit());
   print_warnings(diagnostics.all());
   job.request.max_restarts = 0;  // what fails is to be seen
   job.version = version();

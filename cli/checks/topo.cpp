@@ -31,6 +31,8 @@ struct BenchOutcome {
 
 BenchOutcome bench(const LaunchGiven& given) {
   JobOptions job = check_job(given, {"--links"});
+  // Where it is known before the start; a rank says it twice, once for itself.
+  if (job.request.ranks > 0) check_bench_ranks(job.request.ranks);
   BenchOutcome outcome;
   job.ears.on_line = [&](std::string_view line) {
     Json json = Json::parse(line, nullptr, false);
@@ -167,10 +169,10 @@ int command_topo(const Arguments& args) {
   line.flag("json", json, "one JSON document, schema mtl.topo/1");
   declare_check_flags(line, given.flags);
   if (!line.parse(args)) return 0;
-  if (!file.empty() && measure) {
-    throw Error(Exit::usage, {.code = "usage.option",
   if (measure) read_launch_environment(given);
   refuse_launch_only_flags(given, "topo");
+  if (!file.empty() && measure) {
+    throw Error(Exit::usage, {.code = "usage.option",
                               .what = "--bench measures this machine, and --file is of another",
                               .help = "leave one of them out"});
   }

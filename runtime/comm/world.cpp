@@ -128,13 +128,9 @@ enum class Transport { best, shm, tcp };
 Transport wanted_transport() {
   const char* const text = std::getenv("MTL_COMM");
   const std::string name = text != nullptr ? text : "";
+  if (const std::optional<Error> wrong = wrong_transport(name)) throw *wrong;
   if (name.empty()) return Transport::best;
-  if (name == "shm") return Transport::shm;
-  if (name == "tcp") return Transport::tcp;
-  throw Error(Exit::environment,
-              {.code = "comm.transport",
-               .what = fmt::format("MTL_COMM={} is no transport", name),
-               .help = "use tcp or shm, or unset MTL_COMM: then mtl chooses per group"});
+  return name == "shm" ? Transport::shm : Transport::tcp;
 }
 
 // Ranks with the same text can share memory: of one kernel, one container and one user.
@@ -143,6 +139,14 @@ std::string place_of(const shm::Identity& identity, const std::string& user) {
 }
 
 }  // namespace
+
+std::optional<Error> wrong_transport(const std::string& name) {
+  if (name.empty() || name == "shm" || name == "tcp") return std::nullopt;
+  return Error(Exit::environment,
+               {.code = "comm.transport",
+                .what = fmt::format("MTL_COMM={} is no transport", name),
+                .help = "use tcp or shm, or unset MTL_COMM: then mtl chooses per group"});
+}
 
 std::unique_ptr<CommWorld> make_cpu_world(Store& store, const WorldOptions& options) {
   comm::check_member("make_cpu_world", options.rank, options.size);

@@ -5,8 +5,10 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "common/error.h"
 #include "rendezvous/store.h"
 #include "runtime/comm/communicator.h"
 
@@ -20,6 +22,9 @@ struct WorldOptions {
   int64_t generation = 0;             // of the job: connections of others are dropped
   std::chrono::milliseconds timeout{600'000};  // of one collective
 };
+
+// What is wrong with an MTL_COMM: comm.transport (Exit::environment).
+std::optional<Error> wrong_transport(const std::string& name);
 
 // Rendezvous through `store`. Throws what Communicator documents, and "comm.connect"
 // (Exit::environment) when a peer's address cannot be reached, with both hosts named.

@@ -37,6 +37,15 @@ DeviceSigns device_signs() {
           .library = has_cuda_library()};
 }
 
+std::optional<Error> wrong_device_name(const std::string& wanted) {
+  for (const char* known : {"", "auto", "cpu", "cuda"}) {
+    if (wanted == known) return std::nullopt;
+  }
+  return Error(Exit::usage, {.code = "device.name",
+                             .what = fmt::format("MTL_DEVICE={} is no device", wanted),
+                             .help = "it is auto, cpu or cuda"});
+}
+
 DeviceChoice choose_device(const DeviceSigns& signs, const DeviceRequest& request) {
   const bool threads = request.rank_threads && request.world > 1;
   if (signs.wanted == "cpu") return {};
@@ -47,11 +56,7 @@ DeviceChoice choose_device(const DeviceSigns& signs, const DeviceRequest& reques
                  .what = "MTL_DEVICE=cuda, and the ranks are threads of one process",
                  .help = "use launch.spawn=processes: a rank on a GPU is a process"});
   }
-  if (!signs.wanted.empty() && signs.wanted != "auto") {
-    throw Error(Exit::usage, {.code = "device.name",
-                              .what = fmt::format("MTL_DEVICE={} is no device", signs.wanted),
-                              .help = "it is auto, cpu or cuda"});
-  }
+  if (const std::optional<Error> wrong = wrong_device_name(signs.wanted)) throw *wrong;
   if (!signs.gpu_files) return {.gpu = false, .why = "no NVIDIA GPU here"};
   if (signs.use_cpu) return {};
   if (hides_all(signs.visible)) {

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "common/error.h"
 #include "runtime/device/cuda_plugin.h"
 
 namespace mtl {
@@ -24,6 +26,9 @@ struct DeviceSigns {
   bool library = false;           // libmtl_cuda.so is there
 };
 DeviceSigns device_signs();
+
+// What is wrong with an MTL_DEVICE: device.name (Exit::usage).
+std::optional<Error> wrong_device_name(const std::string& wanted);
 
 struct DeviceChoice {
   bool gpu = false;

@@ -162,6 +162,20 @@ TEST_CASE("mtl topo speaks of this machine and of a saved one") {
   CHECK(shell.mtl({"topo", "--file", file, "--bench"}).code == 2);
 }
 
+TEST_CASE("mtl topo --bench says once what keeps it from measuring") {
+  Shell shell;
+  const Outcome alone = shell.mtl({"topo", "--bench", "--num_processes", "1"});
+  CAPTURE(alone.err);
+  CHECK(alone.code == 2);
+  CHECK(alone.err.starts_with("error[topo.bench]"));
+  CHECK(alone.err.find("error[", 1) == std::string::npos);
+  const Outcome device =
+      shell.mtl({"topo", "--bench", "--num_processes", "2"}, {{"MTL_DEVICE", "gpu"}});
+  CHECK(device.code == 2);
+  CHECK(device.err.starts_with("error[device.name]"));
+  CHECK(device.err.find("error[", 1) == std::string::npos);
+}
+
 TEST_CASE("mtl topo --bench measures the all-reduce of real ranks") {
   Shell shell;
   const Outcome outcome = shell.mtl({"topo", "--bench", "--json", "--num_processes", "2"});

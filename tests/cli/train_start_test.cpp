@@ -152,6 +152,42 @@ TEST_CASE("--dry-run shows the plan and the origin of each value, and starts not
   CHECK_FALSE(fs::exists(shell.dir() / "runs"));
 }
 
+TEST_CASE("words for the engine that are none are said before anything starts") {
+  Shell shell;
+  write_recipe(shell, 5);
+  const struct {
+    const char *name, *code;
+    int exit;
+  } words[] = {{"MTL_DEVICE", "error[device.name]", 2},
+               {"MTL_CPU_ISA", "error[device.cpu_isa]", 4},
+               {"MTL_COMM", "error[comm.transport]", 4}};
+  for (const auto& word : words) {
+    CAPTURE(std::string(word.name));
+    for (const bool dry : {true, false}) {
+      std::vector<std::string> line = {"launch", "train.yaml"};
+      if (dry) line.insert(line.begin() + 1, "--dry-run");
+      const Outcome outcome = shell.mtl(line, {{word.name, "foo"}});
+      CAPTURE(outcome.err);
+      CHECK(outcome.code == word.exit);
+      CHECK(outcome.err.starts_with(word.code));
+      CHECK(outcome.err.find("error[", 1) == std::string::npos);
+      CHECK_FALSE(fs::exists(shell.dir() / "runs"));
+    }
+    // A variable of the ranks alone is one of theirs, too.
+    CHECK(has(shell.mtl({"launch", "--env", std::string(word.name) + "=foo", "train.yaml"}).err,
+              word.code));
+  }
+  // With all else that is wrong.
+  const Outcome all = shell.mtl({"launch", "train.yaml", "model.layers=0"},
+                                {{"MTL_DEVICE", "foo"}, {"MTL_COMM", "foo"}});
+  CHECK(all.code == 3);
+  for (const char* code : {"device.name", "comm.transport", "model.layers"}) {
+    CHECK(has(all.err, code));
+  }
+  // A plan is of any machine.
+  CHECK(shell.mtl({"plan", "train.yaml"}, {{"MTL_COMM", "foo"}}).code == 0);
+}
+
 TEST_CASE("what evaluations decide wants something to evaluate on") {
   Shell shell;
   write_recipe(shell, 10);

@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 
 #include "common/error.h"
+#include "runtime/device/cpu/isa_word.h"
 
 namespace mtl {
 namespace {
@@ -30,14 +31,11 @@ Isa choose() {
   const Isa best = detect();
   const char* wish = std::getenv("MTL_CPU_ISA");
   if (wish == nullptr || *wish == '\0') return best;
-  for (const Isa isa : {Isa::base, Isa::avx2, Isa::avx512}) {
+  if (const std::optional<Error> wrong = wrong_cpu_isa(wish)) throw *wrong;
+  for (const Isa isa : {Isa::base, Isa::avx2}) {
     if (std::string(wish) == name_of(isa)) return isa < best ? isa : best;
   }
-  Diagnostic diagnostic;
-  diagnostic.code = "device.cpu_isa";
-  diagnostic.what = "MTL_CPU_ISA is '" + std::string(wish) + "', which is no instruction set";
-  diagnostic.help = "use base, avx2 or avx512, or unset it to use the best that this machine has";
-  throw Error(Exit::environment, diagnostic);
+  return best;
 }
 
 bool request_amx() {
@@ -68,6 +66,18 @@ const char* name_of(Isa isa) {
       return "avx512";
   }
   return "";
+}
+
+std::optional<Error> wrong_cpu_isa(const std::string& wish) {
+  if (wish.empty()) return std::nullopt;
+  for (const Isa isa : {Isa::base, Isa::avx2, Isa::avx512}) {
+    if (wish == name_of(isa)) return std::nullopt;
+  }
+  Diagnostic diagnostic;
+  diagnostic.code = "device.cpu_isa";
+  diagnostic.what = "MTL_CPU_ISA is '" + wish + "', which is no instruction set";
+  diagnostic.help = "use base, avx2 or avx512, or unset it to use the best that this machine has";
+  return Error(Exit::environment, diagnostic);
 }
 
 bool has_amx_bf16() {
