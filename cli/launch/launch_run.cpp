@@ -108,6 +108,11 @@ class LaunchLog {
   void text(const std::string& line) {
     if (open()) view_->text(line);
   }
+  void text(const Diagnostic& line) {
+    std::string words = render(line);
+    words.erase(words.find_last_not_of('\n') + 1);
+    text(words);
+  }
 
  private:
   // With the first line: an elastic job has no directory before.
@@ -401,22 +406,30 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
     view.record(std::string(line));
     log.record(std::string(line));
   };
-  JobOutcome outcome = run_job(job);
+  const auto start = [&] {
+    try {
+      return run_job(job);
+    } catch (const Error& error) {
+      // Nothing else would be known of the run but that its process is gone.
+      if (!run.dir().empty() && error.exit() != Exit::done) {
+        record_failure(run.dir(), static_cast<int>(error.exit()), error.diagnostics().front().what);
+        for (const Diagnostic& line : error.diagnostics()) log.text(line);
+      }
+      throw;
+    }
+  };
+  JobOutcome outcome = start();
   // A micro-batch that was left to us is tried by the first step.
   const bool mine = job.request.mode != LaunchRequest::Mode::member;
   while (mine && !stepped && ran_out_of_memory(outcome) && run.take_smaller_micro_batch()) {
     view.text("the first step ran out of memory; again with train.micro_batch " +
               run.prepared().checked.micro_batch_words);
-    outcome = run_job(job);
+    outcome = start();
   }
   // The run is what it is, whether or not somebody still reads what is said of it.
   std::signal(SIGPIPE, SIG_IGN);
   view.close();
-  for (const Diagnostic& line : outcome.report) {
-    std::string text = render(line);
-    text.erase(text.find_last_not_of('\n') + 1);
-    log.text(text);
-  }
+  for (const Diagnostic& line : outcome.report) log.text(line);
   conclude(outcome, run.dir(), options.run.fresh);
   // Until here: the exit code is what the run has come to, whatever is asked of it by then.
   held.reset();

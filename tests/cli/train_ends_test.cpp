@@ -237,3 +237,21 @@ TEST_CASE("a run that was killed with its launcher is lost, and goes on from its
   CHECK(more.code == 75);
   CHECK(said() == "stopped");
 }
+
+TEST_CASE("a launch that ends before any rank has failed, and not been lost") {
+  Shell shell;
+  write_recipe(shell, 5);
+  const std::map<std::string, std::string> state = {
+      {"XDG_STATE_HOME", (shell.dir() / "state").string()}};
+  const Outcome outcome = shell.mtl(
+      {"launch", "--cpu", "--hosts", "x1,x2", "--ssh_config", "nofile", "train.yaml"}, state);
+  CAPTURE(outcome.err);
+  CHECK(has(outcome.err, "error[ssh.config]"));
+  const json status = json::parse(file_text(run_of(shell) / "status.json"));
+  CHECK(status["state"] == "failed");
+  CHECK(status["reason"] == "the ssh configuration cannot be read");
+  CHECK(has(file_text(run_of(shell) / "logs/launcher.log"), "error[ssh.config]"));
+  const std::string jobs = shell.mtl({"ps", "--all"}, state).out;
+  CHECK(has(jobs, "FAILED"));
+  CHECK_FALSE(has(jobs, "LOST"));
+}
