@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "common/shell_word.h"
 #include "common/text.h"
 #include "launcher/slurm/control.h"
 
@@ -154,6 +155,26 @@ Diagnostic slurm_refusal(const std::string& words, const LaunchRequest& request,
   return refusal;
 }
 
+std::optional<Diagnostic> slurm_unreachable(const std::string& words, bool late,
+                                            const std::filesystem::path& script) {
+  const auto says = [&](const char* text) { return contains_ignoring_case(words, text); };
+  // Without a slurm.conf its programs ask DNS for a controller that has one.
+  const bool configured = !says("configuration source");
+  if (configured && !late && !says("contact slurm controller") && !says("Socket timed out") &&
+      !says("Connection refused")) {
+    return std::nullopt;
+  }
+  const char* const where = configured ? "try again"
+                                       : "on a login node of the cluster, or with SLURM_CONF "
+                                         "naming its slurm.conf";
+  return Diagnostic{.code = "slurm.unreachable",
+                    .what = configured
+                                ? "SLURM's controller does not answer"
+                                : "SLURM has no configuration here, and so no controller to ask",
+                    .notes = {words.substr(0, words.find('\n'))},
+                    .help = fmt::format("{}: sbatch {}", where, shell_word(script.string()))};
+}
+
 std::string submit_to_slurm(const std::filesystem::path& script, const LaunchRequest& request) {
   const CommandAnswer answer =
       ask_slurm({"sbatch", "--parsable", script.string()}, std::chrono::seconds(120));
@@ -177,17 +198,8 @@ std::string submit_to_slurm(const std::filesystem::path& script, const LaunchReq
                    .what = words,
                    .help = "correct SLURM_CONF or unset it; it names SLURM's configuration"});
   }
-  const bool unreachable = answer.late ||
-                           words.find("contact slurm controller") != std::string::npos ||
-                           words.find("Socket timed out") != std::string::npos ||
-                           words.find("Connection refused") != std::string::npos;
-  if (unreachable) {
-    throw Error(Exit::environment,
-                Diagnostic{.code = "slurm.unreachable",
-                           .what = "SLURM's controller does not answer",
-                           .notes = {words.substr(0, words.find('\n'))},
-                           .help = fmt::format("try again: sbatch {}", script.string())});
-  }
+  const auto unreachable = slurm_unreachable(words, answer.late, script);
+  if (unreachable) throw Error(Exit::environment, *unreachable);
   throw Error(Exit::config, slurm_refusal(words, request, ask_partitions()));
 }
 

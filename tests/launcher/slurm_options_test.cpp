@@ -368,6 +368,27 @@ TEST_CASE("what SLURM has against a job is said in words") {
   CHECK_FALSE(other.help.empty());
 }
 
+TEST_CASE("a SLURM that cannot be asked is told from one that refuses a job") {
+  const char* const script = "/w ork/job.sbatch";
+  const auto code = [&](const std::string& words, bool late = false) {
+    const auto found = slurm_unreachable(words, late, script);
+    return found ? found->code : "refused";
+  };
+  CHECK(code("sbatch: error: Batch job submission failed: Invalid account") == "refused");
+  CHECK(code("sbatch did not answer in time", true) == "slurm.unreachable");
+  const std::string stopped = "sbatch: error: Unable to contact slurm controller (connect failure)";
+  CHECK(slurm_unreachable(stopped, false, script)->help == "try again: sbatch '/w ork/job.sbatch'");
+  const auto bare = slurm_unreachable(
+      "sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+      "sbatch: error: fetch_config: DNS SRV lookup failed\n"
+      "sbatch: fatal: Could not establish a configuration source",
+      false, script);
+  REQUIRE(bare);
+  CHECK(bare->code == "slurm.unreachable");
+  CHECK(bare->what.find("no configuration") != std::string::npos);
+  CHECK(bare->help.find("SLURM_CONF") != std::string::npos);
+}
+
 TEST_CASE("a job of more nodes than its partition has is told that it waits for ever") {
   const std::string there =
       "PartitionName=low AllowGroups=ALL Default=NO MaxNodes=2 TotalCPUs=32 TotalNodes=9\n"
