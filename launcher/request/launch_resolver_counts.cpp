@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include "common/shell_word.h"
 #include "launcher/request/launch_resolver.h"
+#include "launcher/settings/launch_config_place.h"
 
 namespace mtl {
 
@@ -162,10 +164,14 @@ void LaunchResolver::finish_counts() {
                            r_.config.distributed_type != "NO" &&
                            r_.local_ranks == LaunchRequest::kAuto && !per_node_.said();
     if (from_file && hardware.gpus.empty() && !r_.config.use_cpu) {
+      // Without a name it changes the one that is read where none is named.
+      const std::string file = r_.config.path == default_launch_config_path()
+                                   ? ""
+                                   : "--config_file " + shell_word(r_.config.path) + " ";
       fail("launch.processes",
            fmt::format("{} ({}) does not say num_processes, and no GPU is visible to count",
                        r_.config.path, r_.config.distributed_type),
-           "add --num_processes N, or write it: mtl config set num_processes=N");
+           "add --num_processes N, or write it: mtl config set " + file + "num_processes=N");
     }
     r_.local_ranks = ranks_of_node(r_.local_ranks, hardware, r_.config.use_cpu, diagnostics_);
   }

@@ -43,6 +43,23 @@ TEST_CASE("config show without a file, and with a broken one") {
   CHECK(has(bad.err, "bad.yaml:1"));
 }
 
+TEST_CASE("what is to be written into a file names the file that was given") {
+  Shell shell;
+  const std::string text =
+      "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nuse_cpu: false\n";
+  shell.write("my cluster.yaml", text);
+  shell.write(kDefaultConfig, text);
+  const std::map<std::string, std::string> no_gpu = {{"CUDA_VISIBLE_DEVICES", ""}};
+  const std::string named = "mtl config set --config_file 'my cluster.yaml' num_processes=N\n";
+  const Outcome checked = shell.mtl({"config", "validate", "my cluster.yaml"}, no_gpu);
+  CAPTURE(checked.err);
+  CHECK(has(checked.err, named));
+  CHECK(has(shell.mtl({"launch", "--config_file", "my cluster.yaml", "--", "true"}, no_gpu).err,
+            named));
+  CHECK(has(shell.mtl({"launch", "--", "true"}, no_gpu).err,
+            "write it: mtl config set num_processes=N\n"));
+}
+
 TEST_CASE("a file that is not there is the same error for all that read it") {
   Shell shell;
   shell.write("nothing.yaml", "");
