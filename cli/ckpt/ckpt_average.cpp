@@ -3,6 +3,7 @@
 
 #include "cli/ckpt/ckpt.h"
 #include "cli/command_line.h"
+#include "cli/jobs/run_of_job.h"
 #include "common/error.h"
 #include "runtime/checkpoint/rewrite.h"
 #include "runtime/find_run.h"
@@ -23,7 +24,7 @@ int command_ckpt_average(const Arguments& args) {
   if (out.empty()) fail_missing_option("average", "-o DIR");
   if (inputs.size() < 2) fail_missing_option("average", "at least two checkpoints");
   std::vector<std::filesystem::path> checkpoints;
-  for (const std::string& input : inputs) checkpoints.push_back(find_checkpoint(input));
+  for (const std::string& input : inputs) checkpoints.push_back(find_checkpoint(run_of_job(input)));
   average_checkpoints(checkpoints, out);
   fmt::print("{}\n", out);
   return 0;

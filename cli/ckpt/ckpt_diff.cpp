@@ -7,6 +7,7 @@
 
 #include "cli/ckpt/ckpt.h"
 #include "cli/command_line.h"
+#include "cli/jobs/run_of_job.h"
 #include "common/error.h"
 #include "common/terminal.h"
 #include "runtime/checkpoint/compare.h"
@@ -27,7 +28,8 @@ int command_ckpt_diff(const Arguments& args) {
   line.flag("tensors_only", tensors_only, "compare tensors alone");
   line.flag("json", json, "one JSON document, schema mtl.ckpt-diff/1");
   if (!line.parse(args)) return 0;
-  CheckpointDifference difference = compare(find_checkpoint(a), find_checkpoint(b), !tensors_only);
+  CheckpointDifference difference =
+      compare(find_checkpoint(run_of_job(a)), find_checkpoint(run_of_job(b)), !tensors_only);
   if (tensors_only) difference.extras.clear();
   const auto number = [](double value) {
     return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(fmt::format("{}", value));

@@ -4,6 +4,7 @@
 
 #include "cli/ckpt/ckpt.h"
 #include "cli/command_line.h"
+#include "cli/jobs/run_of_job.h"
 #include "common/error.h"
 #include "runtime/find_run.h"
 #include "runtime/interchange/export.h"
@@ -59,7 +60,7 @@ int command_ckpt_export(const Arguments& args) {
   }
   options.tp = static_cast<int>(std::min<int64_t>(tp, 1 << 20));
   options.pp = static_cast<int>(std::min<int64_t>(pp, 1 << 20));
-  options.checkpoint = find_intact_checkpoint(run);
+  options.checkpoint = find_intact_checkpoint(run_of_job(run));
   const ExportReport report = split ? export_megatron_split(options) : export_hf(options);
   for (const Diagnostic& warning : report.warnings) fmt::print(stderr, "{}", render(warning));
   if (json) {

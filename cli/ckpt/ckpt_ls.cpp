@@ -8,6 +8,7 @@
 #include "cli/ckpt/ckpt.h"
 #include "cli/command_line.h"
 #include "cli/fitted_table.h"
+#include "cli/jobs/run_of_job.h"
 #include "common/terminal.h"
 #include "runtime/checkpoint/catalog.h"
 #include "runtime/find_run.h"
@@ -40,10 +41,10 @@ int command_ckpt_ls(const Arguments& args) {
                    "everything.");
   line.example("mtl ckpt ls runs/shakespeare", "the newest run of that name");
   line.example("mtl ckpt ls --json RUN | jq '.checkpoints[0].step'", "for programs");
-  line.positional("RUN", run, "a run directory, or runs/NAME (its newest run)");
+  line.positional("RUN", run, "a run directory, runs/NAME (its newest run), or an ID of mtl ps");
   line.flag("json", json, "one JSON document, schema mtl.ckpt-ls/1");
   if (!line.parse(args)) return 0;
-  const std::filesystem::path dir = find_run(run);
+  const std::filesystem::path dir = find_run(run_of_job(run));
   const std::vector<CheckpointEntry> entries = list_run(dir, keep_rules_of_run(dir));
   if (json) {
     nlohmann::json list = nlohmann::json::array();

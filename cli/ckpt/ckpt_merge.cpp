@@ -3,6 +3,7 @@
 
 #include "cli/ckpt/ckpt.h"
 #include "cli/command_line.h"
+#include "cli/jobs/run_of_job.h"
 #include "common/error.h"
 #include "runtime/checkpoint/rewrite.h"
 #include "runtime/find_run.h"
@@ -30,7 +31,7 @@ int command_ckpt_merge(const Arguments& args) {
   std::optional<DType> wanted;
   if (dtype) wanted = *dtype == "fp32" ? DType::f32 : *dtype == "bf16" ? DType::bf16 : DType::f16;
   for (const std::filesystem::path& file :
-       merge_weights(find_checkpoint(which), out, wanted, most)) {
+       merge_weights(find_checkpoint(run_of_job(which)), out, wanted, most)) {
     fmt::print("{}\n", file.string());
   }
   return 0;

@@ -3,6 +3,7 @@
 
 #include "cli/ckpt/ckpt.h"
 #include "cli/command_line.h"
+#include "cli/jobs/run_of_job.h"
 #include "common/error.h"
 #include "runtime/checkpoint/rewrite.h"
 #include "runtime/find_run.h"
@@ -39,7 +40,7 @@ int command_ckpt_reshard(const Arguments& args) {
                               .what = fmt::format("{} is too many", *degree),
                               .help = fmt::format("give at most {}", kMost)});
   }
-  reshard_checkpoint(find_checkpoint(which),
+  reshard_checkpoint(find_checkpoint(run_of_job(which)),
                      {.tp = static_cast<int>(tp.value_or(1)),
                       .pp = static_cast<int>(pp.value_or(1)),
                       .dp = static_cast<int>(dp.value_or(1)),

@@ -9,6 +9,7 @@
 #include "cli/ckpt/ckpt.h"
 #include "cli/command_line.h"
 #include "cli/fitted_table.h"
+#include "cli/jobs/run_of_job.h"
 #include "common/terminal.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/whole_tensor.h"
@@ -28,7 +29,7 @@ int command_ckpt_show(const Arguments& args) {
   line.positional("CHECKPOINT", which, "checkpoints/step-*, or a run: its newest");
   line.flag("json", json, "one JSON document, schema mtl.ckpt-show/1");
   if (!line.parse(args)) return 0;
-  const std::filesystem::path dir = find_checkpoint(which);
+  const std::filesystem::path dir = find_checkpoint(run_of_job(which));
   const CheckpointReader reader(dir);
   const std::vector<TensorInfo> tensors = tensors_of(reader);
   if (json) {

@@ -4,6 +4,7 @@
 
 #include "cli/ckpt/ckpt.h"
 #include "cli/command_line.h"
+#include "cli/jobs/run_of_job.h"
 #include "common/error.h"
 #include "runtime/checkpoint/catalog.h"
 #include "runtime/checkpoint/checkpoint.h"
@@ -46,7 +47,7 @@ int command_ckpt_verify(const Arguments& args) {
   line.positional("CHECKPOINT | RUN", which, "checkpoints/step-*, a run directory, or runs/NAME");
   line.flag("json", json, "one JSON document, schema mtl.ckpt-verify/1");
   if (!line.parse(args)) return 0;
-  const std::filesystem::path dir = find_run(which);
+  const std::filesystem::path dir = find_run(run_of_job(which));
   std::vector<Verified> verdicts;
   if (std::filesystem::exists(dir / "manifest.json")) {
     verdicts.push_back(verify_one(dir));

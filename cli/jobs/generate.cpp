@@ -8,6 +8,7 @@
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
+#include "cli/jobs/run_of_job.h"
 #include "common/error.h"
 
 namespace mtl {
@@ -61,7 +62,7 @@ int command_generate(const Arguments& args) {
               "nothing");
   line.option("seed", "S", seed, 0, "the same seed gives the same text", "1234");
   if (!line.parse(args)) return 0;
-  options.run = run;
+  options.run = run_of_job(run);
   sampling.seed = static_cast<uint64_t>(seed);
   if (!options.system.empty() && options.chat.empty()) {
     throw Error(Exit::usage, {.code = "usage.option",

@@ -9,6 +9,7 @@
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
+#include "cli/jobs/run_of_job.h"
 #include "common/error.h"
 #include "runtime/find_run.h"
 #include "runtime/report/compare.h"
@@ -49,7 +50,7 @@ int command_report(const Arguments& args) {
   line.example("mtl report -o compared.html runs/a runs/b", "two runs beside each other");
   line.option("output,o", "FILE", file, "where the page is written", "RUN/report.html");
   line.flag("json", json, "one JSON document on stdout instead, schema mtl.report/1");
-  line.rest("RUN", names, "run directories, or names of runs: their newest");
+  line.rest("RUN", names, "run directories, names of runs (their newest), or IDs of mtl ps");
   if (!line.parse(args)) return 0;
   if (names.empty()) {
     throw Error(Exit::usage, {.code = "usage.missing",
@@ -64,7 +65,7 @@ int command_report(const Arguments& args) {
   }
   std::vector<std::filesystem::path> dirs;
   for (const std::string& name : names) {
-    dirs.push_back(find_run(name));
+    dirs.push_back(find_run(run_of_job(name)));
     if (!std::filesystem::exists(dirs.back() / "manifest.json")) continue;
     throw Error(Exit::data,
                 {.code = "run.missing",

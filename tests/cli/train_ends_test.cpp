@@ -255,3 +255,24 @@ TEST_CASE("a launch that ends before any rank has failed, and not been lost") {
   CHECK(has(jobs, "FAILED"));
   CHECK_FALSE(has(jobs, "LOST"));
 }
+
+TEST_CASE("a run is found from any folder by what mtl ps calls it") {
+  Shell shell, elsewhere;
+  write_recipe(shell, 5);
+  const std::map<std::string, std::string> state = {
+      {"XDG_STATE_HOME", (shell.dir() / "state").string()}};
+  REQUIRE(shell.mtl({"launch", "train.yaml"}, state).code == 0);
+  const std::string run = run_of(shell).string();
+  const json jobs = json::parse(elsewhere.mtl({"ps", "--all", "--json"}, state).out)["jobs"];
+  REQUIRE(jobs.size() == 1);
+  for (const std::string& name : {std::string("tiny"), jobs[0]["id"].get<std::string>()}) {
+    CAPTURE(name);
+    CHECK(has(elsewhere.mtl({"report", name}, state).out, run + "/report.html"));
+    CHECK(json::parse(elsewhere.mtl({"ckpt", "ls", "--json", name}, state).out)["run"] == run);
+    CHECK(elsewhere.mtl({"ckpt", "verify", name}, state).code == 0);
+    CHECK(elsewhere.mtl({"generate", "--tokens", "4", name, "the"}, state).code == 0);
+  }
+  CHECK(has(elsewhere.mtl({"report", "tinny"}, state).err, "error[run.missing]"));
+  // What deletes wants to be told where.
+  CHECK(elsewhere.mtl({"ckpt", "prune", "--keep_last", "1", "tiny"}, state).code == 6);
+}
