@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "common/shell_word.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/step_dirs.h"
 
@@ -34,7 +35,7 @@ std::string near_run(const std::string& text) {
   std::error_code ignored;
   if (fs::exists(path / "config.json", ignored)) {
     return fmt::format("make a run of a Hugging Face folder first: mtl ckpt import {} -o RUN",
-                       text);
+                       shell_word(text));
   }
   if (path.extension() == ".yaml" || path.extension() == ".yml") {
     return "give the run that it has trained, by its run.name: runs/NAME";
@@ -44,7 +45,7 @@ std::string near_run(const std::string& text) {
   }
   if (const fs::path folder = path.parent_path();
       folder.filename() == kCheckpoints && fs::exists(folder, ignored)) {
-    return "see which there are: mtl ckpt ls " + folder.parent_path().string();
+    return "see which there are: mtl ckpt ls " + shell_word(folder.parent_path().string());
   }
   // The folder of all runs, or a name with a slip in it.
   fs::path newest;
@@ -110,12 +111,12 @@ fs::path checkpoint_of(const fs::path& run, Newest newest) {
   passed_over.throw_if_errors(Exit::data);
   for (const Diagnostic& warning : passed_over.all()) fmt::print(stderr, "{}", render(warning));
   if (found.empty()) {
-    throw Error(Exit::data,
-                {.code = "ckpt.missing",
-                 .what = run.string() + " has no complete checkpoint",
-                 .help = fmt::format("{}see: mtl ckpt ls {}; mtl launch {} goes on "
-                                     "training",
-                                     others_of(run), run.string(), (run / "train.yaml").string())});
+    throw Error(Exit::data, {.code = "ckpt.missing",
+                             .what = run.string() + " has no complete checkpoint",
+                             .help = fmt::format("{}see: mtl ckpt ls {}; mtl launch {} goes on "
+                                                 "training",
+                                                 others_of(run), shell_word(run.string()),
+                                                 shell_word((run / "train.yaml").string()))});
   }
   return found;
 }

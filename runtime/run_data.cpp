@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "common/shell_word.h"
 #include "common/text.h"
 #include "runtime/data/corpus_meta.h"
 #include "runtime/data/load_tokenizer.h"
@@ -138,9 +139,9 @@ class Loader {
     // Any bytes can be read as ids, and most of them lie in a large vocabulary.
     for (const fs::path& shard : shards) {
       if (shard.extension() != ".bin") {
-        refuse_ids(
-            path, shard.string() + ", and several files are read as token ids (*.bin)",
-            fmt::format("make a corpus of several texts: mtl data tokenize -o corpus '{}'", path));
+        refuse_ids(path, shard.string() + ", and several files are read as token ids (*.bin)",
+                   fmt::format("make a corpus of several texts: mtl data tokenize -o corpus {}",
+                               shell_word(path)));
       } else if (is_indexed_dataset(shard)) {
         refuse_ids(
             path, shard.string() + ", which belongs to a corpus (*.idx beside it)",
@@ -315,7 +316,7 @@ class Loader {
     fail("data.not_text", fmt::format("'{}' {}, and would be trained on as it stands", path, why),
          fmt::format("give a UTF-8 text, or make a corpus of JSON Lines and packed texts: mtl data "
                      "tokenize -o corpus {}; data.format=text takes the bytes as they are",
-                     path));
+                     shell_word(path)));
     return false;
   }
 
@@ -332,7 +333,7 @@ class Loader {
                      human_bytes(static_cast<double>(memory))),
          fmt::format("make a corpus of it, which is read piece by piece: mtl data tokenize "
                      "--tokenizer ... -o corpus {}",
-                     path));
+                     shell_word(path)));
     return false;
   }
 
@@ -429,7 +430,7 @@ class Loader {
     if (loss) source.files.push_back(loss_prefix(prefix).string() + ".bin");
     if (dataset->tokens() == 0) {
       fail("data.empty", fmt::format("'{}' has no tokens", source.path),
-           fmt::format("look at what it was made of: mtl data stats {}", prefix.string()));
+           "look at what it was made of: mtl data stats " + shell_word(prefix.string()));
     } else if (!source.train) {
       fail("data.too_short",
            fmt::format("data.split leaves none of the {} documents of '{}' to train on",

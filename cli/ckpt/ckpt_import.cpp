@@ -4,6 +4,7 @@
 
 #include "cli/ckpt/ckpt.h"
 #include "cli/command_line.h"
+#include "common/shell_word.h"
 #include "runtime/interchange/hf_architectures.h"
 #include "runtime/interchange/import.h"
 
@@ -52,8 +53,11 @@ int command_ckpt_import(const Arguments& args) {
                            .dump());
   } else {
     fmt::print(stderr, "{}: {}, {} parameters\n", out, report.kind, report.parameters);
-    if (report.tokenizer) fmt::print(stderr, "generate  mtl generate {} \"...\"\n", out);
-    fmt::print(stderr, "train on  mtl launch {}/train.yaml data.train=FILE\n", out);
+    if (report.tokenizer) {
+      fmt::print(stderr, "generate  mtl generate {} \"...\"\n", shell_word(out));
+    }
+    fmt::print(stderr, "train on  mtl launch {} data.train=FILE\n",
+               shell_word(out + "/train.yaml"));
   }
   return 0;
 }

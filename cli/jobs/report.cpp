@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/jobs/run_of_job.h"
 #include "common/error.h"
+#include "common/shell_word.h"
 #include "runtime/find_run.h"
 #include "runtime/report/compare.h"
 
@@ -70,7 +71,7 @@ int command_report(const Arguments& args) {
     throw Error(Exit::data,
                 {.code = "run.missing",
                  .what = fmt::format("'{}' is a checkpoint, and a report is of a run", name),
-                 .help = "give the run that has it, or see: mtl ckpt show " + name});
+                 .help = "give the run that has it, or see: mtl ckpt show " + shell_word(name)});
   }
   const std::vector<RunRecord> runs = read_runs(dirs);
   if (json) {

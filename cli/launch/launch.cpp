@@ -12,6 +12,7 @@
 #include "cli/launch/launch_slurm.h"
 #include "cli/launch_flags.h"
 #include "common/error.h"
+#include "common/shell_word.h"
 #include "launcher/agent/signals.h"
 
 namespace mtl {
@@ -60,11 +61,12 @@ void declare(CommandLine& line, LaunchOptions& options, std::string& program,
 // A setting in front of the train.yaml would be taken for the program.
 void check_order(const std::string& program) {
   if (program.find('=') == std::string::npos || std::filesystem::exists(program)) return;
-  throw Error(Exit::usage,
-              Diagnostic{.code = "usage.order",
-                         .what = fmt::format("'{}' stands where the program or train.yaml belongs",
-                                             program),
-                         .help = "settings follow the file: mtl launch train.yaml " + program});
+  throw Error(
+      Exit::usage,
+      Diagnostic{
+          .code = "usage.order",
+          .what = fmt::format("'{}' stands where the program or train.yaml belongs", program),
+          .help = "settings follow the file: mtl launch train.yaml " + shell_word(program)});
 }
 
 // What the command itself reads, once flags and environment are known.

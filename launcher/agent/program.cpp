@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "common/files.h"
+#include "common/shell_word.h"
 
 extern char** environ;
 
@@ -37,16 +38,17 @@ Found look_at(const std::string& path) {
 
 [[noreturn]] void not_executable(const std::string& path) {
   struct stat info {};
-  std::string help = fmt::format("make it executable: chmod +x {}", path);
+  std::string help = fmt::format("make it executable: chmod +x {}", shell_word(path));
   if (stat(path.c_str(), &info) != 0) {
-    help = "this user may not enter a folder on the way to it; which one says: namei -l " + path;
+    help = "this user may not enter a folder on the way to it; which one says: namei -l " +
+           shell_word(path);
   } else if (S_ISDIR(info.st_mode)) {
     const std::string settings = path + "/train.yaml";
     help = access(settings.c_str(), F_OK) == 0
                ? fmt::format("a run goes on by the command that began it; its file is {}", settings)
                : fmt::format("{} is a directory; name the program or the train.yaml in it", path);
   } else if (path.ends_with(".py")) {
-    help = fmt::format("run it with its interpreter: python3 {}", path);
+    help = fmt::format("run it with its interpreter: python3 {}", shell_word(path));
   }
   throw Error(static_cast<Exit>(kNotExecutable),
               Diagnostic{.code = "launch.program_not_executable",

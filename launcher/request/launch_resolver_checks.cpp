@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "common/files.h"
+#include "common/shell_word.h"
 #include "launcher/request/launch_resolver.h"
 #include "launcher/settings/train_settings.h"
 
@@ -272,7 +273,7 @@ void LaunchResolver::read_token() {
   if ((info.st_mode & others) != 0) {
     diagnostics_.add({.code = "launch.token_mode",
                       .what = fmt::format("{} has the job's secret and others may read it", path),
-                      .help = "chmod 600 " + path,
+                      .help = "chmod 600 " + shell_word(path),
                       .severity = Diagnostic::Severity::warning});
   }
 }

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "common/shell_word.h"
 #include "common/text.h"
 #include "launcher/settings/config_values.h"
 #include "launcher/settings/launch_config_keys.h"
@@ -47,11 +48,10 @@ class ConfigReader {
     if (const YamlValue* model = root.find("model"); model != nullptr &&
                                                      model->kind == YamlValue::Kind::map &&
                                                      root.find("distributed_type") == nullptr) {
-      diagnostics_.add(
-          {.code = "config.train_yaml",
-           .what = "this says what to train, and not where to run",
-           .place = model->place,
-           .help = fmt::format("check it with: mtl launch --dry-run {}", config_.path)});
+      diagnostics_.add({.code = "config.train_yaml",
+                        .what = "this says what to train, and not where to run",
+                        .place = model->place,
+                        .help = "check it with: mtl launch --dry-run " + shell_word(config_.path)});
       return false;
     }
     const YamlValue* environment = root.find("compute_environment");

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
+#include "common/shell_word.h"
 #include "launcher/slurm/control.h"
 
 namespace mtl {
@@ -85,11 +86,11 @@ ChainLink successor(const Surroundings& around, const std::string& script) {
                              end.out.substr(0, end.out.find(';')), around.job_id);
     return link;
   }
-  link.trouble =
-      Diagnostic{.code = "slurm.successor",
-                 .what = fmt::format("the next job could not be submitted: sbatch {}", script),
-                 .notes = notes_of(end),
-                 .help = "submit it by hand, it goes on from the checkpoint"};
+  link.trouble = Diagnostic{
+      .code = "slurm.successor",
+      .what = fmt::format("the next job could not be submitted: sbatch {}", shell_word(script)),
+      .notes = notes_of(end),
+      .help = "submit it by hand, it goes on from the checkpoint"};
   return link;
 }
 

@@ -137,3 +137,33 @@ TEST_CASE("paths: a working directory that has been deleted is said") {
     CHECK(has(outcome.err, "cd to one that is there"));
   }
 }
+
+TEST_CASE("commands that are told can be pasted where names have spaces") {
+  Shell shell;
+  write_run(shell);
+  shell.write("no exec", "");
+  CHECK(has(shell.mtl({"launch", "--", "./no exec"}).err, "chmod +x './no exec'\n"));
+  shell.write("my prog.py", "");
+  CHECK(has(shell.mtl({"launch", "--no_python", "./my prog.py"}).err, "python3 './my prog.py'\n"));
+  CHECK(has(shell.mtl({"launch", "data.train=my text.txt", "train.yaml"}).err,
+            "mtl launch train.yaml 'data.train=my text.txt'\n"));
+  shell.write("my chat.jsonl", "{\"text\": \"a\"}\n");
+  CHECK(has(shell.mtl({"launch", "--dry-run", "train.yaml", "data.train=my chat.jsonl"}).err,
+            "mtl data tokenize -o corpus 'my chat.jsonl'; "));
+  shell.write("my model/config.json", "{}");
+  CHECK(has(shell.mtl({"report", "my model"}).err, "mtl ckpt import 'my model' -o RUN\n"));
+  shell.write("my run/resolved.yaml", "");
+  CHECK(has(shell.mtl({"ckpt", "show", "my run"}).err,
+            "see: mtl ckpt ls 'my run'; mtl launch 'my run/train.yaml' goes on"));
+  shell.write("my step/manifest.json", "{}");
+  CHECK(has(shell.mtl({"report", "my step"}).err, "mtl ckpt show 'my step'\n"));
+  CHECK(has(shell.mtl({"config", "validate", "train.yaml"}).err, "--dry-run train.yaml\n"));
+  REQUIRE(shell.mtl({"launch", "train.yaml", "run.name=base", "train.steps=1"}).code == 0);
+  REQUIRE(shell.mtl({"ckpt", "export", "base", "-o", "hf"}).code == 0);
+  const Outcome imported = shell.mtl({"ckpt", "import", "hf", "-o", "my runs/back"});
+  CAPTURE(imported.err);
+  CHECK(has(imported.err, "mtl launch 'my runs/back/train.yaml' data.train=FILE\n"));
+  if (has(imported.err, "generate  ")) {
+    CHECK(has(imported.err, "mtl generate 'my runs/back' \"...\"\n"));
+  }
+}
