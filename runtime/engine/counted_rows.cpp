@@ -6,7 +6,7 @@ namespace mtl {
 
 namespace {
 
-constexpr int64_t kSizes = 8;
+constexpr int64_t kSizes = 16;
 
 }  // namespace
 

@@ -12,7 +12,7 @@ namespace mtl {
 
 struct CountedRows {
   // How many the head multiplies; 0: all of the pass, as they lie, and nothing is filled below.
-  // Of eight sizes one: a device records a pass for each (Device::replay).
+  // Of 16 sizes one: a device records a pass for each (Device::replay).
   int64_t rows = 0;
   // Of each of them: its row of the pass, and its target. The last ones fill up, without a target;
   // there is one at least.

@@ -239,7 +239,7 @@ TEST_CASE("replayed passes: gradients that travel in bf16") {
   compare(spec, {.dp = 2}, {.recordings = 60, .launches = 250});
 }
 
-// The head takes other rows each time, of one of eight numbers: a recording is of one of them.
+// The head takes other rows each time, of one of 16 numbers: a recording is of one of them.
 TEST_CASE("replayed passes: some targets count") {
   TrainSpec llama = llama_spec("bf16");
   llama.train.logits_rows = 16;
