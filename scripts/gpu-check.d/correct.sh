@@ -157,16 +157,17 @@ stage_ops() {
 }
 
 # A few steps of tiny models on the CPU and on the GPU, with all that a step has (graphs, our newest
-# attention, FP8). Where they fail: which switch goes round it, and which op it is.
+# attention, FP8, Muon, targets that do not count). Where they fail: which switch goes round it, and which op it is.
 stage_smoke() {
   need_gpu
   need "$from/libmtl_cuda.so"
   need "$from/bench/train_gpu"
   local failed= shape switch healed why words asked= op
+  local shapes=(tiny tiny-llama tiny-fp8 tiny-asks tiny-llama-muon)
   take_settings
   MTL_DEVICE=cpu limited 15 "$from/bench/train_gpu" --no-parts --json "$records/smoke-cpu.jsonl" \
-    tiny tiny-llama tiny-fp8 >"$records/smoke-cpu.log" 2>&1 || tail -n 5 "$records/smoke-cpu.log"
-  for shape in tiny tiny-llama tiny-fp8; do
+    "${shapes[@]}" >"$records/smoke-cpu.log" 2>&1 || tail -n 5 "$records/smoke-cpu.log"
+  for shape in "${shapes[@]}"; do
     smoke_holds "$shape" '' && continue
     failed=yes
     healed= words= op=
@@ -209,7 +210,7 @@ smoke_holds() {  # smoke_holds SHAPE SETTINGS
     return 1
   fi
   # A line of JSON each, keys in order.
-  sed -nE 's/.*"loss":([^,]*),.*"shape":"([^"]*)".*"variant":"([a-z0-9]*).*/\2 \3 \1/p' \
+  sed -nE 's/.*"loss":([^,]*),.*"shape":"([^"]*)".*"variant":"([a-z0-9+]*).*/\2 \3 \1/p' \
     "$records/smoke-cpu.jsonl" "$scratch/row" |
     awk -v words="$1${2:+ with $2}" '{ name = $1 " " $2; last = name; mine = $3
         if (!(name in cpu)) { cpu[name] = $3; alone[name] = 1 } else alone[name] = 0 }

@@ -16,6 +16,7 @@
 #include "common/text.h"
 #include "runtime/engine/trainer.h"
 #include "spread_tokens.h"
+#include "support/some_count.h"
 #include "support/specs.h"
 
 namespace mtl::bench {
@@ -45,12 +46,13 @@ inline const std::map<std::string, Shape>& shapes() {
 
 // "124m-fp8" is 124m in fp8; "1.5b-norm-act7-b21-fp8" makes normalised rows again, and the
 // activations of 7 layers (-act: of all; recompute.mode: selective), with 21 sequences a
-// micro-batch and as many of those as come to no more of them in a step.
+// micro-batch and as many of those as come to no more of them in a step. "tiny-asks-muon" has
+// targets that do not count in the loss, in each sample another share, and is trained by Muon.
 struct NamedShape {
-  std::string name;
+  std::string name = {};
   TrainSpec::Recompute recompute = {};
   int64_t batch = 0;  // 0: the shape's
-  bool fp8 = false;
+  bool fp8 = false, muon = false, asks = false;
 };
 inline NamedShape named_shape(const std::string& title) {
   NamedShape named = {.name = title};
@@ -71,6 +73,8 @@ inline NamedShape named_shape(const std::string& title) {
   TrainSpec::Recompute& recompute = named.recompute;
   std::vector<std::string> modules;
   named.fp8 = take("-fp8");
+  named.muon = take("-muon");
+  named.asks = take("-asks");
   named.batch = take_number("-b");
   if (const int64_t layers = take_number("-act"); layers > 0) {
     modules = {"mlp_act"};
@@ -95,7 +99,7 @@ inline std::string unknown_shape(const std::vector<std::string>& titles) {
   return "";
 }
 
-inline TrainSpec spec_of(const Shape& shape, bool fp8, const TrainSpec::Recompute& recompute) {
+inline TrainSpec spec_of(const Shape& shape, const NamedShape& named) {
   TrainSpec spec = test::spec_with({.layers = shape.layers,
                                     .hidden = shape.hidden,
                                     .heads = shape.heads,
@@ -111,8 +115,9 @@ inline TrainSpec spec_of(const Shape& shape, bool fp8, const TrainSpec::Recomput
     spec.model.position.base = 500000;
     spec.model.tie_embeddings = false;
   }
-  spec.precision.dtype = fp8 ? "fp8" : "bf16";
-  spec.recompute = recompute;
+  spec.precision.dtype = named.fp8 ? "fp8" : "bf16";
+  spec.recompute = named.recompute;
+  if (named.muon) spec.optimizer.type = "muon";
   return spec;
 }
 
@@ -130,7 +135,7 @@ struct Run {
         world(make_self_world()) {
     const NamedShape named = named_shape(title);
     const auto bytes = [&] {
-      return static_cast<double>(plan_of(spec_of(shape, false, {})).total_bytes());
+      return static_cast<double>(plan_of(spec_of(shape, {})).total_bytes());
     };
     while (shape.cut && memory_bytes > 0 && shape.layers > 1 && bytes() > kShare * memory_bytes) {
       --shape.layers;
@@ -139,18 +144,27 @@ struct Run {
       shape.micro_batches = std::max<int64_t>(1, shape.micro_batches * shape.batch / named.batch);
       shape.batch = named.batch;
     }
-    resolved.spec = spec_of(shape, named.fp8, named.recompute);
+    resolved.spec = spec_of(shape, named);
     plan = plan_of(resolved.spec);
+    samples = std::make_shared<TokenWindows>(source, sampler);
+    if (named.asks) {
+      samples = std::make_shared<test::SomeCount>(samples, shape.seq, test::answered);
+    }
   }
-  double flops() const {
-    return plan.cost.flops_per_token * static_cast<double>(plan.tokens_of_step(0));
+  // Of a step, of whose tokens `counted` count in the loss.
+  double flops(double counted) const {
+    const auto tokens = static_cast<double>(plan.tokens_of_step(0));
+    return plan.cost.flops_per_token * tokens -
+           flops_per_token_of_head(plan.model) * (tokens - counted);
   }
+  double flops() const { return flops(static_cast<double>(plan.tokens_of_step(0))); }
 
   Shape shape;
   ResolvedSpec resolved;
   Plan plan;
   SpreadTokens source;
   Sampler sampler;
+  std::shared_ptr<const Samples> samples;
   std::unique_ptr<CommWorld> world;
 
  private:

@@ -4,8 +4,8 @@
 //   build/bench/train_gpu --for GPU [SHAPE ...]
 // Shapes: those of gpu_runs.h, of which 124m, 1.5b and llama-8b are measured without further words,
 // in bf16, and with -fp8 behind the name in fp8, against bf16's peak too. Before that: -norm, -act,
-// -actN (of N layers), what is made again in backward, and -bN, other micro-batches. llama-8b has
-// as many layers as fit.
+// -actN (of N layers), what is made again in backward, -bN, other micro-batches, -asks, targets of
+// which some do not count, and -muon. llama-8b has as many layers as fit.
 // tests/reference/gpu_baseline.py has the same in PyTorch and joins the two: --json appends an
 // object per shape to FILE. Model FLOPs count causal attention once and recompute not at
 // all; the peak is that of the catalogue (runtime/plan/forecast/gpus.h). A step is four
@@ -57,10 +57,12 @@ int64_t memory_in_use(const MadeDevice& made) {
   return facts.memory_bytes - facts.free_bytes;
 }
 
-// "bf16", "fp8", "bf16, cudnn", "bf16, norm mlp_act:7"
+// "bf16", "fp8", "bf16+asks+muon", "bf16, cudnn", "bf16, norm mlp_act:7"
 std::string variant(DType compute, const bench::NamedShape& named) {
   const char* attention = std::getenv("MTL_ATTENTION");
   std::string name = named.fp8 ? "fp8" : compute_name(compute);
+  if (named.asks) name += "+asks";
+  if (named.muon) name += "+muon";
   if (attention != nullptr) name += fmt::format(", {}", attention);
   if (named.recompute.mode == "none") return name;
   std::vector<std::string> modules = named.recompute.modules;
@@ -107,15 +109,15 @@ void fill_weights(Trainer& trainer, Device& device) {
 
 // Seconds of each of `count` steps; `done` is called after each.
 std::vector<double> time_steps(Run& run, Device& device, int count, bool fills,
-                               const std::function<void(int step, double loss)>& done) {
+                               const std::function<void(int step, const StepResult&)>& done) {
   std::vector<double> seconds;
   Trainer trainer(run.plan, run.resolved.spec, device, *run.world);
   if (fills) fill_weights(trainer, device);
   for (int step = 0; step < count; ++step) {
     const auto start = Clock::now();
-    const double loss = trainer.step(step, run.source, run.sampler, {}).loss;
+    const StepResult result = trainer.step(step, *run.samples, {});
     seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
-    done(step, loss);
+    done(step, result);
   }
   return seconds;
 }
@@ -125,7 +127,7 @@ using Share = bench::TimedDevice::Share;
 std::map<std::string, Share> parts_of(Run& run, Device* device, const bench::DeviceRates& rates) {
   bench::TimedDevice timed(device, rates);
   const int steps = device != nullptr ? 2 : 1;
-  time_steps(run, timed, 1 + steps, device != nullptr, [&](int step, double) {
+  time_steps(run, timed, 1 + steps, device != nullptr, [&](int step, const StepResult&) {
     if (step == 0) timed.clear();
   });
   std::map<std::string, Share> parts = timed.shares();
@@ -141,10 +143,10 @@ void take_ops(Run& run, const std::string& title, Device& device) {
   bench::OpWatch watch(std::chrono::seconds(4));
   bench::TimedDevice timed(&device, {});
   timed.watch = &watch;
-  time_steps(run, timed, 2, true, [&](int step, double loss) {
+  time_steps(run, timed, 2, true, [&](int step, const StepResult& result) {
     int64_t calls = 0;
     for (const auto& [part, share] : timed.shares()) calls += share.calls;
-    fmt::print("{:22} step {}: {} ops, loss {:.3f}\n", title, step + 1, calls, loss);
+    fmt::print("{:22} step {}: {} ops, loss {:.3f}\n", title, step + 1, calls, result.loss);
     std::fflush(stdout);
   });
 }
@@ -197,13 +199,14 @@ void measure(const std::string& title, MadeDevice& made, int64_t opened, double 
   if (options.ops) return take_ops(run, title, *made.device);
   const Shape& shape = run.shape;
   const Plan& plan = run.plan;
-  double loss = 0;
+  double loss = 0, counted = 0;
   int64_t used = 0;
   const int warm_up = options.steps > 0 ? 1 : kWarmUp;
   const int steps = options.steps > 0 ? options.steps : shape.steps;
   std::vector<double> seconds =
-      time_steps(run, *made.device, warm_up + steps, true, [&](int step, double loss_of_step) {
-        loss = loss_of_step;
+      time_steps(run, *made.device, warm_up + steps, true, [&](int step, const StepResult& result) {
+        loss = result.loss;
+        counted = result.counted;
         if (step == warm_up) used = memory_in_use(made) - opened;
       });
   const double first = seconds.front();
@@ -211,7 +214,7 @@ void measure(const std::string& title, MadeDevice& made, int64_t opened, double 
   std::sort(seconds.begin(), seconds.end());
   const double median = seconds[seconds.size() / 2];
   const auto tokens = static_cast<double>(plan.tokens_of_step(0));
-  const double rate = run.flops() / median;
+  const double rate = run.flops(counted) / median;
   // Of one rank: its arena, and what kernels take beside it.
   const int64_t plan_bytes =
       plan.total_bytes() + made.device->scratch_for(plan.stages.front().kernels);

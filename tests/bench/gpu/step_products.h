@@ -53,7 +53,7 @@ inline std::vector<Product> products_of(Run& run) {
     ++products[found->second].calls;
   };
   Trainer trainer(run.plan, run.resolved.spec, counting, *run.world);
-  trainer.step(0, run.source, run.sampler, {});
+  trainer.step(0, *run.samples, {});
   return products;
 }
 
