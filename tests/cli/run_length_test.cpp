@@ -47,6 +47,8 @@ TEST_CASE("a resumed run goes on behind the sequences that it has seen whatever 
     CHECK(has(refused.err, "error[resume.mismatch]"));
     CHECK(has(refused.err, setting.substr(0, setting.find('='))));
     CHECK(file_text(run / "resolved.yaml") == resolved);
+    // Weights go on under another optimizer, in a run of its own.
+    CHECK(has(refused.err, "--fresh with init.from=") == setting.starts_with("optimizer"));
   }
   const Outcome larger =
       shell.mtl({"launch", "train.yaml", "train.steps=10", "train.global_batch=8"});
