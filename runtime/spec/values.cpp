@@ -136,6 +136,11 @@ std::optional<Diagnostic> read_value(const Row& row, const YamlValue& value, Tra
   const std::string& text = value.text;
   const bool is_text = std::holds_alternative<std::string*>(field);
   if (value.quoted && !is_text && text != "auto") {
+    // Taking away the quotes is advice only where that is all there is to mend.
+    YamlValue bare = value;
+    bare.quoted = false;
+    TrainSpec trial = spec;
+    if (auto more = read_value(row, bare, trial)) return more;
     return complain({"config.type", fmt::format("{}: \"{}\" in quotes is text", row.key, text),
                      "remove the quotes"});
   }

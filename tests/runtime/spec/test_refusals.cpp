@@ -13,6 +13,20 @@
 using namespace mtl;
 using namespace mtl::test;
 
+TEST_CASE("quotes are to be removed where that is all there is to mend") {
+  const TempDir dir;
+  const std::string rest = "train: {global_batch: 8, seq_len: 32, steps: 10}\ndata: {train: a}\n";
+  const auto problem = [&](const std::string& layers) {
+    const Loaded loaded =
+        load(dir, "model: {layers: " + layers + ", hidden: 64, heads: 4}\n" + rest);
+    REQUIRE(loaded.problems.size() == 1);
+    return loaded.problems[0].what + " | " + loaded.problems[0].help;
+  };
+  CHECK(problem("\"2\"") == "model.layers: \"2\" in quotes is text | remove the quotes");
+  CHECK(problem("\"two\"").starts_with("model.layers: `two` is not a whole number | give a"));
+  CHECK(problem("\"0\"").starts_with("model.layers cannot be `0` | give a"));
+}
+
 TEST_CASE("one error of each kind, as it is printed") {
   const TempDir dir;
   const Loaded loaded = load(
