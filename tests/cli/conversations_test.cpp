@@ -40,7 +40,13 @@ TEST_CASE("a model learns to answer, asks nothing, and ends where its answer doe
   CHECK(made.err.find(" are answers, which are learned") != std::string::npos);
   const Outcome preview = must({"data", "preview", "talk", "--documents", "1"});
   CHECK(preview.out.find("  > un<|endoftext|>\n") != std::string::npos);
-  must({"launch", "--num_processes", "2", "train.yaml"});
+  const Outcome trained = must({"launch", "--num_processes", "2", "train.yaml"});
+  // Of 64 tokens of a sequence few are of answers.
+  const size_t learned = trained.err.find(" learned=0.");
+  REQUIRE(learned != std::string::npos);
+  const double share = std::stod(trained.err.substr(learned + 9));
+  CHECK(share > 0.02);
+  CHECK(share < 0.6);
   for (const auto& [asked, answer] : known) {
     CHECK(must({"generate", "--chat", "plain", "--temperature", "0", "tiny", asked}).out ==
           std::string(answer) + "\n");
