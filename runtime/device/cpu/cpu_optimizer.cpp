@@ -23,21 +23,41 @@ void* address_of(const Tensor& x, int64_t i) {
   return x ? x.as<char>() + i * bytes_of(x.dtype) : nullptr;
 }
 
-// work(piece, begin, end) for what cells [first, last) of the pieces are: elements [begin, end) of
-// the flat buffer of gradients, all of one piece.
-template <typename Work>
-void each_part(const Pieces& pieces, int64_t first, int64_t last, const Work& work) {
-  const std::span all(pieces.table.as<const Piece>(), static_cast<size_t>(pieces.count()));
-  first += pieces.first_cell;
-  last += pieces.first_cell;
-  const auto behind = std::upper_bound(all.begin(), all.end(), first,
-                                       [](int64_t cell, const Piece& p) { return cell < p.cells; });
-  for (auto piece = behind - 1; piece != all.end() && piece->cells < last; ++piece) {
-    const int64_t cell = piece->offset / kCell - piece->cells;  // of the buffer, of cell 0
-    const int64_t begin = std::max(piece->offset, (cell + first) * kCell);
-    const int64_t end = std::min(piece->offset + piece->count, (cell + last) * kCell);
-    work(*piece, begin, end);
+// Elements [begin, begin + count) of the flat buffer of gradients, all of one piece, and where
+// those of the others lie that belong to them.
+struct PiecePart {
+  const Piece& piece;
+  int64_t begin = 0, count = 0;
+  int64_t state = 0, second = 0, weight = 0;
+
+  // Where weights are apart, masters lie in shards as moments do; else they are the weights.
+  void* master(const Tensor& masters, const Tensor& weights) const {
+    return address_of(masters, weights ? state : weight);
   }
+};
+
+// What a thread does of pieces: work(PiecePart) for what its cells [first, last) of them are.
+template <typename Work>
+auto each_part(const Pieces& pieces, const Work& work) {
+  return [&pieces, &work](int64_t first, int64_t last) {
+    const std::span all(pieces.table.as<const Piece>(), static_cast<size_t>(pieces.count()));
+    first += pieces.first_cell;
+    last += pieces.first_cell;
+    const auto behind = std::upper_bound(
+        all.begin(), all.end(), first, [](int64_t cell, const Piece& p) { return cell < p.cells; });
+    for (auto piece = behind - 1; piece != all.end() && piece->cells < last; ++piece) {
+      const int64_t cell = piece->offset / kCell - piece->cells;  // of the buffer, of cell 0
+      const int64_t begin = std::max(piece->offset, (cell + first) * kCell);
+      const int64_t end = std::min(piece->offset + piece->count, (cell + last) * kCell);
+      const int64_t within = begin - piece->offset;
+      work(PiecePart{.piece = *piece,
+                     .begin = begin,
+                     .count = end - begin,
+                     .state = piece->state + within,
+                     .second = piece->second + within,
+                     .weight = piece->weight + within});
+    }
+  };
 }
 
 }  // namespace
@@ -54,15 +74,15 @@ void CpuDevice::sum(Tensor x, Tensor out, bool accumulate) {
 void CpuDevice::sum_squares(const SumSquares& args) {
   assert(args.x.dtype == DType::f32 && args.partials.dtype == DType::f64);
   const float* x = args.x.as<float>();
-  split(args.pieces.cells, 1, [&](int64_t first, int64_t last) {
-    each_part(args.pieces, first, last, [&](const Piece& piece, int64_t begin, int64_t end) {
-      double* sums =
-          args.partials.as<double>() + piece.partial + begin / kCell - piece.offset / kCell;
-      const int64_t border = std::min(end, (begin / kCell + 1) * kCell);
-      kernels_.sum_squares(x + begin, border - begin, sums);
-      if (border < end) kernels_.sum_squares(x + border, end - border, sums + 1);
-    });
-  });
+  const auto work = [&](const PiecePart& part) {
+    const int64_t begin = part.begin, end = begin + part.count;
+    double* sums =
+        args.partials.as<double>() + part.piece.partial + begin / kCell - part.piece.offset / kCell;
+    const int64_t border = std::min(end, (begin / kCell + 1) * kCell);
+    kernels_.sum_squares(x + begin, border - begin, sums);
+    if (border < end) kernels_.sum_squares(x + border, end - border, sums + 1);
+  };
+  split(args.pieces.cells, 1, each_part(args.pieces, work));
 }
 
 void CpuDevice::sum_ranges(Tensor x, Tensor ranges, Tensor out) {
@@ -114,24 +134,21 @@ void CpuDevice::adamw(const AdamW& args) {
   range.eps = args.eps;
   range.grad_scale = factor;
   const auto update = typed(args.weights.dtype).adamw;
-  split(args.pieces.cells, 1, [&](int64_t first, int64_t last) {
-    each_part(args.pieces, first, last, [&](const Piece& piece, int64_t begin, int64_t end) {
-      const float weight_decay = piece.decays != 0 ? args.weight_decay : 0.0f;
-      const double decay = args.decoupled ? lr * static_cast<double>(weight_decay) : 0.0;
-      const int64_t state = piece.state + begin - piece.offset;
-      const int64_t weight = piece.weight + begin - piece.offset;
-      kernels::AdamWRange share = range;
-      share.keep = static_cast<float>(1 - decay);
-      share.coupled_decay = args.decoupled ? 0.0f : weight_decay;
-      share.master = address_of(args.master, args.weights ? state : weight);
-      share.exp_avg = args.exp_avg.as<float>() + state;
-      share.exp_avg_sq = args.exp_avg_sq.as<float>() + piece.second + begin - piece.offset;
-      share.grad = args.grad.as<float>() + begin;
-      share.weights = address_of(args.weights, weight);
-      share.n = end - begin;
-      update(share);
-    });
-  });
+  const auto work = [&](const PiecePart& part) {
+    const float weight_decay = part.piece.decays != 0 ? args.weight_decay : 0.0f;
+    const double decay = args.decoupled ? lr * static_cast<double>(weight_decay) : 0.0;
+    kernels::AdamWRange share = range;
+    share.keep = static_cast<float>(1 - decay);
+    share.coupled_decay = args.decoupled ? 0.0f : weight_decay;
+    share.master = part.master(args.master, args.weights);
+    share.exp_avg = args.exp_avg.as<float>() + part.state;
+    share.exp_avg_sq = args.exp_avg_sq.as<float>() + part.second;
+    share.grad = args.grad.as<float>() + part.begin;
+    share.weights = address_of(args.weights, part.weight);
+    share.n = part.count;
+    update(share);
+  };
+  split(args.pieces.cells, 1, each_part(args.pieces, work));
 }
 
 void CpuDevice::sgd(const Sgd& args) {
@@ -140,21 +157,18 @@ void CpuDevice::sgd(const Sgd& args) {
   const float factor = *args.factor.as<float>();
   if (std::isnan(factor)) return;
   const auto update = typed(args.weights.dtype).sgd;
-  split(args.pieces.cells, 1, [&](int64_t first, int64_t last) {
-    each_part(args.pieces, first, last, [&](const Piece& piece, int64_t begin, int64_t end) {
-      const int64_t state = piece.state + begin - piece.offset;
-      const int64_t weight = piece.weight + begin - piece.offset;
-      update({.master = address_of(args.master, args.weights ? state : weight),
-              .momentum_buffer = args.momentum_buffer.as<float>() + state,
-              .grad = args.grad.as<float>() + begin,
-              .weights = address_of(args.weights, weight),
-              .n = end - begin,
-              .lr = args.lr,
-              .momentum = args.momentum,
-              .weight_decay = piece.decays != 0 ? args.weight_decay : 0.0f,
-              .grad_scale = factor});
-    });
-  });
+  const auto work = [&](const PiecePart& part) {
+    update({.master = part.master(args.master, args.weights),
+            .momentum_buffer = args.momentum_buffer.as<float>() + part.state,
+            .grad = args.grad.as<float>() + part.begin,
+            .weights = address_of(args.weights, part.weight),
+            .n = part.count,
+            .lr = args.lr,
+            .momentum = args.momentum,
+            .weight_decay = part.piece.decays != 0 ? args.weight_decay : 0.0f,
+            .grad_scale = factor});
+  };
+  split(args.pieces.cells, 1, each_part(args.pieces, work));
 }
 
 void CpuDevice::lion(const Lion& args) {
@@ -163,39 +177,35 @@ void CpuDevice::lion(const Lion& args) {
   const float factor = *args.factor.as<float>();
   if (std::isnan(factor)) return;
   const auto update = typed(args.weights.dtype).lion;
-  split(args.pieces.cells, 1, [&](int64_t first, int64_t last) {
-    each_part(args.pieces, first, last, [&](const Piece& piece, int64_t begin, int64_t end) {
-      const int64_t state = piece.state + begin - piece.offset;
-      const int64_t weight = piece.weight + begin - piece.offset;
-      update({.master = address_of(args.master, args.weights ? state : weight),
-              .exp_avg = args.exp_avg.as<float>() + state,
-              .grad = args.grad.as<float>() + begin,
-              .weights = address_of(args.weights, weight),
-              .n = end - begin,
-              .lr = args.lr,
-              .beta1 = args.beta1,
-              .beta2 = args.beta2,
-              .keep = piece.decays != 0 ? 1 - args.lr * args.weight_decay : 1.0f,
-              .grad_scale = factor});
-    });
-  });
+  const auto work = [&](const PiecePart& part) {
+    update({.master = part.master(args.master, args.weights),
+            .exp_avg = args.exp_avg.as<float>() + part.state,
+            .grad = args.grad.as<float>() + part.begin,
+            .weights = address_of(args.weights, part.weight),
+            .n = part.count,
+            .lr = args.lr,
+            .beta1 = args.beta1,
+            .beta2 = args.beta2,
+            .keep = part.piece.decays != 0 ? 1 - args.lr * args.weight_decay : 1.0f,
+            .grad_scale = factor});
+  };
+  split(args.pieces.cells, 1, each_part(args.pieces, work));
 }
 
 void CpuDevice::momentum(const Momentum& args) {
   assert(args.buffer.dtype == DType::f32 && args.grad.dtype == DType::f32);
   const float factor = *args.factor.as<float>();
   if (std::isnan(factor)) return;
-  split(args.pieces.cells, 1, [&](int64_t first, int64_t last) {
-    each_part(args.pieces, first, last, [&](const Piece& piece, int64_t begin, int64_t end) {
-      kernels_.momentum({.buffer = args.buffer.as<float>() + piece.state + begin - piece.offset,
-                         .grad = args.grad.as<float>() + begin,
-                         .n = end - begin,
-                         .momentum = args.momentum,
-                         .of_buffer = args.nesterov ? args.momentum : 1.0f,
-                         .of_gradient = args.nesterov ? 1 - args.momentum : 0.0f,
-                         .grad_scale = factor});
-    });
-  });
+  const auto work = [&](const PiecePart& part) {
+    kernels_.momentum({.buffer = args.buffer.as<float>() + part.state,
+                       .grad = args.grad.as<float>() + part.begin,
+                       .n = part.count,
+                       .momentum = args.momentum,
+                       .of_buffer = args.nesterov ? args.momentum : 1.0f,
+                       .of_gradient = args.nesterov ? 1 - args.momentum : 0.0f,
+                       .grad_scale = factor});
+  };
+  split(args.pieces.cells, 1, each_part(args.pieces, work));
 }
 
 void CpuDevice::descend(const Descend& args) {
@@ -203,18 +213,15 @@ void CpuDevice::descend(const Descend& args) {
   assert(belong_together(args.master, args.weights));
   if (std::isnan(*args.factor.as<float>())) return;
   const auto update = typed(args.weights.dtype).descend;
-  split(args.pieces.cells, 1, [&](int64_t first, int64_t last) {
-    each_part(args.pieces, first, last, [&](const Piece& piece, int64_t begin, int64_t end) {
-      const int64_t state = piece.state + begin - piece.offset;
-      const int64_t weight = piece.weight + begin - piece.offset;
-      update({.master = address_of(args.master, args.weights ? state : weight),
-              .grad = args.grad.as<float>() + begin,
-              .weights = address_of(args.weights, weight),
-              .n = end - begin,
-              .lr = args.lr,
-              .keep = piece.decays != 0 ? 1 - args.lr * args.weight_decay : 1.0f});
-    });
-  });
+  const auto work = [&](const PiecePart& part) {
+    update({.master = part.master(args.master, args.weights),
+            .grad = args.grad.as<float>() + part.begin,
+            .weights = address_of(args.weights, part.weight),
+            .n = part.count,
+            .lr = args.lr,
+            .keep = part.piece.decays != 0 ? 1 - args.lr * args.weight_decay : 1.0f});
+  };
+  split(args.pieces.cells, 1, each_part(args.pieces, work));
 }
 
 }  // namespace mtl
