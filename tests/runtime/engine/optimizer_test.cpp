@@ -281,8 +281,11 @@ TEST_CASE("muon equals the textbook, whole and divided") {
   spec.optimizer.muon.steps = 7;
   check_against_reference(spec, {.dp = 2});
   spec.optimizer.muon.coefficients = "polar_express";
-  spec.optimizer.muon.steps = 9;
-  check_against_reference(spec, {.tp = 2});
+  // Each of the last ones once as the last: those behind it mend what it does.
+  for (const int64_t steps : {6, 7, 8}) {
+    spec.optimizer.muon.steps = steps;
+    check_against_reference(spec, {.tp = 2});
+  }
   spec.optimizer.muon = {
       .momentum = 0.9, .nesterov = false, .steps = 3, .coefficients = "simple", .scale = "shape"};
   spec.parallel.zero = 0;
