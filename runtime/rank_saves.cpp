@@ -65,6 +65,7 @@ nlohmann::json RankSaves::state_of_run(const Here& here) {
       {"metrics", std::move(metrics)},
       {"model", to_json(plan.model)},
       {"data", run_.corpus.identity()}};
+  if (plan.model.lora && !spec.init.from.empty()) state["base"] = spec.init.from;
   if (!here.evaluation_left.empty()) state[kEvaluationLeft] = here.evaluation_left;
   return state;
 }

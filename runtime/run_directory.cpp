@@ -114,6 +114,7 @@ std::string setting_of(const std::string& field) {
   for (const auto& [name, key] : kShapeSettings) {
     if (field == name) return key;
   }
+  if (field.starts_with("lora_")) return "lora." + field.substr(5);
   return "model." + field;
 }
 

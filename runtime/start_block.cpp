@@ -16,6 +16,10 @@ std::string model_line(const ModelShape& model, const Cost& cost) {
   if (model.has_latents()) heads += fmt::format(" of {} latents", model.latent.kv_rank);
   std::string parameters = compact_count(static_cast<double>(cost.parameters)) + " parameters";
   std::string experts;
+  if (model.lora) {
+    parameters +=
+        fmt::format(" ({} of adapters trained)", compact_count(static_cast<double>(cost.trained)));
+  }
   if (model.experts > 0) {
     parameters +=
         fmt::format(" ({} active)", compact_count(static_cast<double>(cost.active_parameters)));

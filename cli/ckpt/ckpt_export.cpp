@@ -19,14 +19,16 @@ int command_ckpt_export(const Arguments& args) {
   bool json = false;
   CommandLine line({"ckpt export [options] RUN -o DIR"},
                    "Writes a model as a Hugging Face folder, which transformers and everything "
-                   "around it loads, or as Megatron's split over ranks.");
+                   "around it loads, adapters merged into it; or the adapters alone, for PEFT; or "
+                   "the model as Megatron's split over ranks.");
   line.example("mtl ckpt export runs/shakespeare -o shakespeare-hf", "the newest checkpoint");
   line.example("mtl ckpt export --dtype bf16 RUN -o DIR", "half the size, rounded");
   line.example("mtl ckpt export --format megatron-split --tp 2 --pp 2 RUN -o DIR",
                "pytorch_model_tp_X_pp_Y.safetensors");
+  line.example("mtl ckpt export --format peft RUN -o DIR", "what lora.rank has trained");
   line.positional("RUN", run, "a run directory, runs/NAME (its newest run) or a checkpoint");
   line.option("out,o", "DIR", out, "the folder to make; it is there whole or not at all");
-  line.choice("format", {"hf", "megatron-split"}, format, "what to write", "hf");
+  line.choice("format", {"hf", "peft", "megatron-split"}, format, "what to write", "hf");
   line.choice("dtype", {"fp32", "bf16", "fp16"}, dtype, "type of the weights", "fp32");
   line.option("max_shard_size", "SIZE", max_shard, "a larger model is cut into files of this size",
               "5GB");
@@ -51,17 +53,19 @@ int command_ckpt_export(const Arguments& args) {
   if (!split && (tp > 1 || pp > 1)) {
     throw Error(Exit::usage, {.code = "usage.value",
                               .what = "--tp and --pp belong to --format megatron-split",
-                              .help = "leave them out: a Hugging Face folder has no ranks"});
+                              .help = "leave them out: other folders have no ranks"});
   }
-  if (split && !options.chat.empty()) {
+  if (format.value_or("hf") != "hf" && !options.chat.empty()) {
     throw Error(Exit::usage, {.code = "usage.value",
                               .what = "--chat belongs to --format hf",
-                              .help = "leave it out: Megatron's files have no tokenizer"});
+                              .help = "leave it out: the others have no tokenizer"});
   }
   options.tp = static_cast<int>(std::min<int64_t>(tp, 1 << 20));
   options.pp = static_cast<int>(std::min<int64_t>(pp, 1 << 20));
   options.checkpoint = find_intact_checkpoint(run_of_job(run));
-  const ExportReport report = split ? export_megatron_split(options) : export_hf(options);
+  const ExportReport report = split              ? export_megatron_split(options)
+                              : format == "peft" ? export_peft(options)
+                                                 : export_hf(options);
   for (const Diagnostic& warning : report.warnings) fmt::print(stderr, "{}", render(warning));
   if (json) {
     fmt::print("{}\n", nlohmann::json{{"out", out},

@@ -102,6 +102,7 @@ std::string plan_text(const Plan& plan, int columns, const BesideSteps& beside) 
                        grouped(parameters));
   };
   std::string parameters = count(plan.cost.parameters);
+  if (plan.model.lora) parameters += "; trained " + count(plan.cost.trained);
   if (plan.model.experts > 0) parameters += "; active " + count(plan.cost.active_parameters);
   line("parameters", parameters);
   line("grid", grid_words(plan.grid));

@@ -4,6 +4,8 @@
 //                                byte_offset, bytes, xxh3}]}, files, extra files, trainer state
 //     tokenizer.json             extra files: small, whole in one piece, hashed as a whole
 //     model-r00000.safetensors, optim-r00000.safetensors ...   one pair per writing rank
+//     base-r00000.safetensors    beside adapters, what is not trained: the same file (a hard link)
+//                                in all checkpoints that a process has written
 //     COMMITTED                  XXH3 of the manifest, written last; without it the checkpoint does
 //                                not exist
 // It is written as step-00000100.writing-F, where F is the fence of the ranks that write it, and
@@ -44,6 +46,7 @@ struct CheckpointTensor {
   std::function<void(int64_t at, int64_t n, const void* from)> store = {};
   bool from_any_thread = false;  // these may be called
   bool optimizer = false;        // goes to the optim-* file
+  bool frozen = false;           // is not trained: goes to the base-* file
 };
 
 // One rectangle as it lies on disk; the unit of verification.
@@ -83,13 +86,17 @@ void prepare_checkpoint(const CheckpointAttempt& attempt);
 // complete, the newest, and what `latest` points at. What cannot be deleted is left to the commit.
 void make_room(const CheckpointAttempt& attempt, int64_t newest, const KeepRules& keep);
 
-// Each rank: writes its model-rRRRRR/optim-rRRRRR.safetensors into the prepared folder and fsyncs
+// Each rank: writes its {model,optim,base}-rRRRRR.safetensors into the prepared folder and fsyncs
 // them. Chunks inside a file are named
 // "<tensor>" or "<tensor>@<offset>" when a rank holds several. Returns what it wrote. Throws Error
 // (Exit::environment) ckpt.write with file and reason; the file that could not be completed is
 // removed.
 std::vector<ChunkRecord> write_shards(const CheckpointAttempt& attempt, int rank,
                                       const std::vector<CheckpointTensor>& tensors);
+// The same of files that the rank has written into a checkpoint which is in `committed` now: they
+// get a second name. False where that cannot be, and they are to be written anew.
+bool link_shards(const CheckpointAttempt& attempt, const std::filesystem::path& committed,
+                 const std::vector<ChunkRecord>& chunks);
 
 // A file that belongs to a checkpoint beside the tensors, and is small: the tokenizer.
 struct ExtraFile {
@@ -157,8 +164,8 @@ class CheckpointReader {
   const std::vector<ChunkRecord>& chunks() const { return chunks_; }
   // Fills the tensor from whatever chunks intersect its rectangles; verifies the XXH3 of every
   // chunk it touches once (ckpt.checksum names file and tensor). ckpt.tensor when the name is
-  // absent, ckpt.shape when the global shape or dtype differs, ckpt.hole when a part is not
-  // covered, ckpt.file when a file is missing or has another size.
+  // absent, ckpt.shape when the global shape or dtype differs (but f32 is made of 16 bits),
+  // ckpt.hole when a part is not covered, ckpt.file when a file is missing or has another size.
   void read(CheckpointTensor& tensor);
   // The same of several at once, by a few threads; those with `store` one after the other.
   void read(std::vector<CheckpointTensor>& tensors);

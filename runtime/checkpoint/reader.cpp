@@ -20,6 +20,7 @@
 #include "common/threads.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/elements.h"
+#include "runtime/checkpoint/elements_as_double.h"
 #include "runtime/checkpoint/hash.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/rectangles.h"
@@ -264,6 +265,27 @@ nlohmann::json CheckpointReader::tokenizer() const {
   return *found;
 }
 
+namespace {
+
+// As `tensor`, of elements of 16 bits, which are made f32 on the way.
+CheckpointTensor widened(CheckpointTensor& tensor, DType stored) {
+  CheckpointTensor narrow = tensor;
+  narrow.dtype = stored;
+  narrow.data = nullptr;
+  narrow.fetch = nullptr;
+  narrow.store = [&tensor, stored](int64_t at, int64_t n, const void* from) {
+    std::vector<float> wide(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) {
+      wide[static_cast<size_t>(i)] = static_cast<float>(element_as_double(stored, from, i));
+    }
+    if (tensor.store) return tensor.store(at, n, wide.data());
+    std::memcpy(static_cast<float*>(tensor.data) + at, wide.data(), wide.size() * sizeof(float));
+  };
+  return narrow;
+}
+
+}  // namespace
+
 void CheckpointReader::read(CheckpointTensor& tensor) {
   const auto found = files_->chunks_of.find(tensor.name);
   if (found == files_->chunks_of.end()) {
@@ -275,6 +297,11 @@ void CheckpointReader::read(CheckpointTensor& tensor) {
                    : "the checkpoint is of another model");
   }
   const ChunkRecord& first = chunks_[found->second[0]];
+  for (const DType stored : {DType::bf16, DType::f16}) {
+    if (tensor.dtype != DType::f32 || first.dtype != safetensors_name(stored)) continue;
+    CheckpointTensor narrow = widened(tensor, stored);
+    return read(narrow);
+  }
   if (first.shape != tensor.shape || first.dtype != safetensors_name(tensor.dtype)) {
     fail_data("ckpt.shape",
               fmt::format("{}: tensor '{}' is {} {}, and this model has {} {}", dir_.string(),

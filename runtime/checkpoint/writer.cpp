@@ -119,12 +119,18 @@ struct TensorPiece {
                                  "settings"});
 }
 
-std::vector<TensorPiece> pieces_of(const std::vector<CheckpointTensor>& tensors, bool optimizer,
-                                   const std::string& file) {
+// Which of a rank's files a tensor goes to.
+constexpr std::string_view kKinds[] = {"model", "optim", "base"};
+std::string_view kind_of(const CheckpointTensor& tensor) {
+  return kKinds[tensor.optimizer ? 1 : tensor.frozen ? 2 : 0];
+}
+
+std::vector<TensorPiece> pieces_of(const std::vector<CheckpointTensor>& tensors,
+                                   std::string_view kind, const std::string& file) {
   std::vector<TensorPiece> pieces;
   std::set<std::string> names = {"__metadata__"};
   for (const CheckpointTensor& tensor : tensors) {
-    if (tensor.optimizer != optimizer) continue;
+    if (kind_of(tensor) != kind) continue;
     const auto elements = volume(tensor.shape);
     if (!elements || *elements > (int64_t{1} << 62) / bytes_of(tensor.dtype)) {
       fail_tensor(tensor, "impossible shape " + to_string(tensor.shape));
@@ -203,9 +209,21 @@ std::vector<ChunkRecord> write_shards(const CheckpointAttempt& attempt, int rank
   return write_shards_into(written_path(attempt), rank, tensors);
 }
 
+bool link_shards(const CheckpointAttempt& attempt, const std::filesystem::path& committed,
+                 const std::vector<ChunkRecord>& chunks) {
+  std::set<std::string> files;
+  for (const ChunkRecord& chunk : chunks) files.insert(chunk.file);
+  const std::filesystem::path dir = written_path(attempt);
+  for (const std::string& file : files) {
+    if (::link((committed / file).c_str(), (dir / file).c_str()) != 0) return false;
+  }
+  as_write_error(dir, [&] { sync_directory(dir); });
+  return true;
+}
+
 void write_safetensors(const std::filesystem::path& path, const std::filesystem::path& named,
                        const std::vector<CheckpointTensor>& tensors) {
-  std::vector<TensorPiece> pieces = pieces_of(tensors, false, path.filename().string());
+  std::vector<TensorPiece> pieces = pieces_of(tensors, kKinds[0], path.filename().string());
   // Others' readers look for this word.
   write_shard(path, named, pieces, "pt");
 }
@@ -213,10 +231,9 @@ void write_safetensors(const std::filesystem::path& path, const std::filesystem:
 std::vector<ChunkRecord> write_shards_into(const std::filesystem::path& dir, int rank,
                                            const std::vector<CheckpointTensor>& tensors) {
   std::vector<ChunkRecord> chunks;
-  for (const bool optimizer : {false, true}) {
-    const std::string name =
-        fmt::format("{}-r{:05d}.safetensors", optimizer ? "optim" : "model", rank);
-    std::vector<TensorPiece> pieces = pieces_of(tensors, optimizer, name);
+  for (const std::string_view kind : kKinds) {
+    const std::string name = fmt::format("{}-r{:05d}.safetensors", kind, rank);
+    std::vector<TensorPiece> pieces = pieces_of(tensors, kind, name);
     if (pieces.empty()) continue;
     write_shard(dir / name, dir / name, pieces, "mtl.checkpoint");
     for (TensorPiece& piece : pieces) chunks.push_back(std::move(piece.chunk));

@@ -84,7 +84,7 @@ struct DropoutBackward {
 struct LayerNormBackward {
   Tensor dy, x, gamma, mean, rstd;
   Tensor dx;             // receives the gradient; with add_to_dx it is added (the residual path)
-  Tensor dgamma, dbeta;  // f32 [c]; dbeta may be absent
+  Tensor dgamma, dbeta;  // f32 [c]; none where gamma is not trained; dbeta may be absent anyway
   bool add_to_dx = false;
   bool accumulate = false;  // of dgamma, dbeta
   Tensor amax = {};         // of dx as it lies there afterwards
@@ -152,7 +152,7 @@ struct HeadNormBackward {
   Tensor raw;  // as saved
   int64_t first_column = 0, heads = 0, head_dim = 0;
   Tensor gamma, rstd;
-  Tensor dgamma;  // f32 [head_dim]
+  Tensor dgamma;  // f32 [head_dim], or none
   bool accumulate = false;
 };
 
@@ -178,7 +178,7 @@ struct WideNormBackward {
   int64_t first_column = 0, columns = 0;
   Tensor gamma, squares;  // squares: of all ranks
   Tensor products;        // f32 [n]
-  Tensor dgamma;          // f32 [columns]
+  Tensor dgamma;          // f32 [columns], or none
   float inverse = 0, eps = 1e-6f;
   bool accumulate = false;  // of dgamma
 };

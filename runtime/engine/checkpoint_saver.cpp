@@ -97,7 +97,7 @@ struct CheckpointSaver::Work {
   std::atomic<bool> done{false};  // with what the thread was started for
   // What it leaves; read when it is done.
   std::vector<ChunkRecord> chunks;
-  std::optional<Diagnostic> failure;
+  std::optional<Diagnostic> failure, frozen_failure;
   std::exception_ptr thrown;
   std::vector<Diagnostic> warnings;
   Clock::time_point begin;
@@ -198,6 +198,8 @@ void CheckpointSaver::begin(SaveRequest request) {
     const StepClock::Scope saving(&trainer_.clock(), mtl::Phase::save);
     snapshot();
     phase_ = Phase::writing;
+    // Not copied: the first time training waits for it.
+    work_->frozen_failure = try_disk([&] { save_frozen(); });
     work_->start(in_background_, [this] { write(); });
   }
   if (!in_background_) finish();
@@ -234,10 +236,23 @@ void CheckpointSaver::snapshot() {
   work_->copy_s = seconds_since(work_->begin);
 }
 
+void CheckpointSaver::save_frozen() {
+  if (!plan_.model.lora) return;
+  const std::filesystem::path before = std::exchange(frozen_in_, request_.attempt.dir);
+  if (!before.empty() && link_shards(request_.attempt, before, frozen_)) return;
+  frozen_ = write_shards(request_.attempt, world_.rank(), frozen_tensors(trainer_, plan_));
+}
+
 void CheckpointSaver::write() {
-  work_->chunks.clear();
-  work_->failure = try_disk(
-      [&] { work_->chunks = write_shards(request_.attempt, world_.rank(), work_->tensors); });
+  work_->chunks = frozen_;
+  work_->failure = work_->frozen_failure;
+  if (!work_->failure) {
+    work_->failure = try_disk([&] {
+      for (ChunkRecord& chunk : write_shards(request_.attempt, world_.rank(), work_->tensors)) {
+        work_->chunks.push_back(std::move(chunk));
+      }
+    });
+  }
   work_->tensors.clear();
 }
 

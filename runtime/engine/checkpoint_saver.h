@@ -73,6 +73,7 @@ class CheckpointSaver {
  private:
   enum class Phase { idle, writing, committing };
   void snapshot();
+  void save_frozen();
   void write();
   void collect();
   void commit(std::vector<ChunkRecord> chunks);
@@ -88,6 +89,9 @@ class CheckpointSaver {
   struct Work;
   std::unique_ptr<Work> work_;
   Phase phase_ = Phase::idle;
+  // What this rank has last written of what is not trained, and the checkpoint that it went to.
+  std::vector<ChunkRecord> frozen_;
+  std::filesystem::path frozen_in_;
   bool open_ = false;  // begun and not finished; the same on all ranks
   bool failed_here_ = false;
   bool last_is_good_ = true;

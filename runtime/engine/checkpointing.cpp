@@ -35,6 +35,7 @@ void point_at(CheckpointTensor& tensor, Device& device, const Masters& masters) 
 
 namespace {
 
+// As they are read: of what is not trained f32 too, whatever it is kept in.
 std::vector<CheckpointTensor> tensors_of(const ParameterState& parameter, Device& device) {
   auto tensor = [&](const std::string& suffix, const auto& data, bool optimizer) {
     CheckpointTensor entry;
@@ -58,16 +59,40 @@ std::vector<CheckpointTensor> tensors_of(const ParameterState& parameter, Device
 }  // namespace
 
 std::vector<CheckpointTensor> saved_tensors(Trainer& trainer, const Plan& plan) {
-  const ParamLayout& layout = plan.stages[static_cast<size_t>(trainer.coord()[Axis::pp])].layout;
+  const StagePlan& stage = plan.stages[static_cast<size_t>(trainer.coord()[Axis::pp])];
+  const ParamLayout& layout = stage.layout;
   const Holders holders = plan.grid.holders(trainer.coord());
   std::vector<CheckpointTensor> mine;
   const std::vector<ParameterState> parameters = trainer.state();
+  const size_t trained = layout.params.size(), all = trained + stage.frozen.params.size();
   for (size_t i = 0; i < parameters.size(); ++i) {
-    // Behind the parameters of the layout: experts' biases, which all ranks have.
-    const bool saves = i >= layout.params.size() || rank_saves(layout, i, holders);
+    if (i >= trained && i < all) continue;  // these are frozen_tensors()
+    // Behind the parameters of the layouts: experts' biases, which all ranks have.
+    const bool saves = i >= all || rank_saves(layout, i, holders);
     if (!parameters[i].counts || !saves) continue;
     for (CheckpointTensor& tensor : tensors_of(parameters[i], trainer.device()))
       mine.push_back(std::move(tensor));
+  }
+  return mine;
+}
+
+std::vector<CheckpointTensor> frozen_tensors(Trainer& trainer, const Plan& plan) {
+  const StagePlan& stage = plan.stages[static_cast<size_t>(trainer.coord()[Axis::pp])];
+  const Holders holders = plan.grid.holders(trainer.coord());
+  const std::vector<ParameterState> parameters = trainer.state();
+  std::vector<CheckpointTensor> mine;
+  for (size_t i = 0; i < stage.frozen.params.size(); ++i) {
+    const ParameterState& parameter = parameters[stage.layout.params.size() + i];
+    if (!parameter.counts || !rank_saves(stage.frozen, i, holders)) continue;
+    CheckpointTensor tensor = tensors_of(parameter, trainer.device()).front();
+    const Masters& master = parameter.master;
+    const Tensor weights = master.whole ? master.whole : master.weights;
+    tensor.dtype = weights.dtype;
+    tensor.fetch = nullptr;
+    tensor.store = nullptr;
+    point_at(tensor, trainer.device(), weights);
+    tensor.frozen = true;
+    mine.push_back(std::move(tensor));
   }
   return mine;
 }
@@ -88,6 +113,7 @@ bool state_is_finite(Trainer& trainer, Communicator& world) {
   };
   int32_t bad = 0;
   for (const ParameterState& parameter : trainer.state()) {
+    if (parameter.row->frozen) continue;
     if (!finite(parameter.master)) bad = 1;
     for (const auto& [name, moment] : parameter.moments) {
       if (!finite({.whole = moment})) bad = 1;

@@ -16,6 +16,8 @@ void point_at(CheckpointTensor& tensor, Device& device, const Masters& masters);
 // What this rank writes: every tensor is written once, by one of the ranks that hold it (spread
 // over them).
 std::vector<CheckpointTensor> saved_tensors(Trainer& trainer, const Plan& plan);
+// Of the same, what is not trained, in the type that the model computes in: it never changes.
+std::vector<CheckpointTensor> frozen_tensors(Trainer& trainer, const Plan& plan);
 
 // All ranks together: whether every master and moment of every rank is a finite number.
 bool state_is_finite(Trainer& trainer, Communicator& world);

@@ -11,10 +11,37 @@ namespace {
 
 constexpr int64_t kAtOnce = int64_t{1} << 20;  // elements that are brought to the host
 
+// Weights of 16 bits as f32, and back.
+void read_rounded(Device& device, Tensor weights, float* to) {
+  std::vector<uint16_t> half(static_cast<size_t>(std::min(weights.numel(), kAtOnce)));
+  for (int64_t at = 0; at < weights.numel(); at += kAtOnce) {
+    const int64_t count = std::min(weights.numel() - at, kAtOnce);
+    device.copy_to_host(half.data(), weights.slice(at, count));
+    for (int64_t i = 0; i < count; ++i) {
+      const uint16_t one = half[static_cast<size_t>(i)];
+      to[at + i] = weights.dtype == DType::f16 ? f16_to_f32(one) : bf16_to_f32(one);
+    }
+  }
+}
+
+void write_rounded(Device& device, Tensor weights, const float* from) {
+  std::vector<uint16_t> half(static_cast<size_t>(std::min(weights.numel(), kAtOnce)));
+  for (int64_t at = 0; at < weights.numel(); at += kAtOnce) {
+    const int64_t count = std::min(weights.numel() - at, kAtOnce);
+    for (int64_t i = 0; i < count; ++i) {
+      const float one = from[at + i];
+      half[static_cast<size_t>(i)] =
+          weights.dtype == DType::f16 ? f32_to_f16(one) : f32_to_bf16(one);
+    }
+    device.copy_from_host(weights.slice(at, count), half.data());
+  }
+}
+
 }  // namespace
 
 void Masters::read(Device& device, int64_t at, int64_t n, float* to) const {
   if (whole) return device.copy_to_host(to, whole.slice(at, n));
+  if (!rests) return read_rounded(device, weights.slice(at, n), to);
   std::vector<uint16_t> upper(static_cast<size_t>(std::min(n, kAtOnce))), lower(upper.size());
   for (; n > 0; at += kAtOnce, to += kAtOnce, n -= kAtOnce) {
     const int64_t count = std::min(n, kAtOnce);
@@ -28,6 +55,7 @@ void Masters::read(Device& device, int64_t at, int64_t n, float* to) const {
 
 void Masters::write(Device& device, int64_t at, int64_t n, const float* from) const {
   if (whole) return device.copy_from_host(whole.slice(at, n), from);
+  if (!rests) return write_rounded(device, weights.slice(at, n), from);
   std::vector<uint16_t> upper(static_cast<size_t>(std::min(n, kAtOnce))), lower(upper.size());
   for (; n > 0; at += kAtOnce, from += kAtOnce, n -= kAtOnce) {
     const int64_t count = std::min(n, kAtOnce);

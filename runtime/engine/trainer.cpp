@@ -61,7 +61,7 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
       groups_(plan, world, &clock_),
       memory_(std::make_unique<Memory>(stage_.memory, device, world)),
       arena_(stage_.memory, memory_->base, memory_->host),
-      parameters_(plan.table, stage_.layout, arena_),
+      parameters_(plan.table, stage_.layout, stage_.frozen, arena_),
       links_(groups_, spec.parallel.overlap.p2p, &clock_),
       tensor_queue_(spec.parallel.overlap.tp == "auto" ? device.communicates_beside()
                                                        : spec.parallel.overlap.tp == "true",
@@ -110,26 +110,40 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
 
 Trainer::~Trainer() = default;
 
+ParameterState Trainer::state_of(const ParamPlacement& param, const OwnedPart& part) const {
+  ParameterState state;
+  state.row = &plan_.table[param.row];
+  state.local_shape = param.shape;
+  state.part = part;
+  state.rects = clip_to_range(local_rects(*state.row, plan_.grid.sizes(), coord_), param.shape,
+                              part.first, part.count);
+  const int copies = tp_copies(*state.row, plan_.grid.sizes()[Axis::tp]);
+  state.counts = coord_[Axis::tp] % copies == 0 && !param.tied_copy;
+  return state;
+}
+
+ParameterState Trainer::frozen_state(const ParamPlacement& param) const {
+  const OwnedPart part = owned_part(stage_.frozen, param, plan_.grid.holders(coord_));
+  ParameterState state = state_of(param, part);
+  const Tensor all = arena_.tensor(stage_.frozen.shards_weights() ? kFrozenShards : kFrozen);
+  const Tensor weights = all.slice(part.weight, part.count);
+  (weights.dtype == DType::f32 ? state.master.whole : state.master.weights) = weights;
+  return state;
+}
+
 std::vector<ParameterState> Trainer::state() {
   optimizer_.require_all();
   const Tensor grads = optimizer_.gradients();
   std::vector<ParameterState> all;
   for (size_t i = 0; i < stage_.layout.params.size(); ++i) {
-    const ParamPlacement& param = stage_.layout.params[i];
     const Optimizer::State own = optimizer_.state(i);
-    ParameterState state;
-    state.row = &plan_.table[param.row];
-    state.local_shape = param.shape;
-    state.part = own.part;
-    state.rects = clip_to_range(local_rects(*state.row, plan_.grid.sizes(), coord_), param.shape,
-                                own.part.first, own.part.count);
-    const int copies = tp_copies(*state.row, plan_.grid.sizes()[Axis::tp]);
-    state.counts = coord_[Axis::tp] % copies == 0 && !param.tied_copy;
+    ParameterState state = state_of(stage_.layout.params[i], own.part);
     state.master = own.master;
     state.grad = grads.slice(own.part.gradient, own.part.count);
     state.moments = own.moments;
     all.push_back(std::move(state));
   }
+  for (const ParamPlacement& param : stage_.frozen.params) all.push_back(frozen_state(param));
   for (const ParamRow& row : plan_.table) {
     if (!row.balances) continue;
     ParameterState state;
@@ -241,7 +255,7 @@ Requests Trainer::requests_of_all(Requests own) {
 // The counts are whole numbers: their sum is the same in every layout, and so are the biases.
 void Trainer::balance_experts() {
   const Tensor counts = arena_.find_tensor(kExpertCounts);
-  if (!counts) return;
+  if (!counts || plan_.model.lora) return;
   if (groups_[Link::loss].size() > 1) groups_[Link::loss].all_reduce(counts);
   device_.balance_experts({.counts = counts,
                            .bias = arena_.tensor(kExpertBias),

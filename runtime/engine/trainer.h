@@ -40,7 +40,7 @@ struct ParameterState {
   std::vector<ParamRect> rects;  // that part, in the global tensor
   bool counts = true;            // false: another rank's copy is the one to be saved
   Masters master;                // [part.count]
-  Tensor grad;                   // f32 [part.count]; an expert's bias has none
+  Tensor grad;                   // f32 [part.count]; none of what is not trained
   std::vector<std::pair<const char*, Tensor>> moments;
 };
 
@@ -151,6 +151,9 @@ class Trainer {
   static constexpr int64_t kMostBadStepsInARow = 20;
 
   struct Memory;
+  // Of a parameter all but what lies in memory; and of one that is not trained.
+  ParameterState state_of(const ParamPlacement& param, const OwnedPart& part) const;
+  ParameterState frozen_state(const ParamPlacement& param) const;
   Pass pass_of(const Instruction& in) const;
   // Of the micro-batch in the global batch.
   int64_t first_sequence(const Instruction& in) const;

@@ -5,18 +5,23 @@
 
 namespace mtl {
 
+WeightWindows::Weights::Weights(const Plan& plan, const ParamLayout& of, Tensor in_shards,
+                                Tensor in_windows)
+    : layout(of),
+      shards(in_shards),
+      windows(in_windows),
+      buckets(buckets_by_layer(plan.table, of, plan.model.layers)),
+      contents(of),
+      gathers(of.windows.size(), 0) {}
+
 WeightWindows::WeightWindows(const Plan& plan, const StagePlan& stage, const Arena& arena,
                              const RankGroups& groups, DataQueues& data, bool ahead)
-    : stage_(stage),
-      groups_(groups),
-      data_(data),
-      ahead_(ahead),
-      shards_(arena.find_tensor("weight_shards")),
-      windows_(arena.tensor("weights")),
-      buckets_(shards_ ? buckets_by_layer(plan.table, stage.layout, plan.model.layers)
-                       : LayerBuckets()),
-      contents_(stage.layout),
-      gathers_(stage.layout.windows.size(), 0) {}
+    : groups_(groups), data_(data), ahead_(ahead) {
+  if (!stage.layout.shards_weights()) return;
+  weights_.emplace_back(plan, stage.layout, arena.tensor("weight_shards"), arena.tensor("weights"));
+  if (stage.frozen.params.empty()) return;
+  weights_.emplace_back(plan, stage.frozen, arena.tensor(kFrozenShards), arena.tensor(kFrozen));
+}
 
 void WeightWindows::begin(std::span<const int64_t> reads) {
   reads_.assign(reads.begin(), reads.end());
@@ -24,39 +29,44 @@ void WeightWindows::begin(std::span<const int64_t> reads) {
 }
 
 void WeightWindows::read(int64_t layer) {
-  if (!shards_) return;
+  if (weights_.empty()) return;
   if (at_ == reads_.size() || reads_[at_] != layer) {
     throw std::logic_error("a pass reads weights in another order than planned");
   }
-  const std::vector<Bucket>& buckets = stage_.layout.buckets;
-  for (const size_t bucket : buckets_of(layer)) gather(bucket);
-  for (const size_t bucket : buckets_of(layer)) {
-    CommQueue::Ticket& gathered = gathers_[buckets[bucket].window];
+  const bool more = ++at_ < reads_.size() && ahead_;
+  for (Weights& weights : weights_) read(weights, layer, more);
+}
+
+void WeightWindows::read(Weights& weights, int64_t layer, bool more) {
+  const std::vector<Bucket>& buckets = weights.layout.buckets;
+  for (const size_t bucket : weights.buckets_of(layer)) gather(weights, bucket);
+  for (const size_t bucket : weights.buckets_of(layer)) {
+    CommQueue::Ticket& gathered = weights.gathers[buckets[bucket].window];
     if (gathered != 0) data_.of(buckets[bucket]).wait(gathered);
     gathered = 0;
   }
-  if (++at_ == reads_.size() || !ahead_) return;
+  if (!more) return;
   // What another window held has been read: all ops that do are enqueued by now.
-  for (const size_t next : buckets_of(reads_[at_])) {
-    const bool in_use = std::ranges::any_of(buckets_of(layer), [&](size_t bucket) {
+  for (const size_t next : weights.buckets_of(reads_[at_])) {
+    const bool in_use = std::ranges::any_of(weights.buckets_of(layer), [&](size_t bucket) {
       return buckets[bucket].window == buckets[next].window;
     });
-    if (!in_use) gather(next);
+    if (!in_use) gather(weights, next);
   }
 }
 
 void WeightWindows::changed() {
-  contents_.clear();
+  for (Weights& weights : weights_) weights.contents.clear();
 }
 
-void WeightWindows::gather(size_t index) {
-  if (!contents_.put(index)) return;
-  const ParamLayout& layout = stage_.layout;
-  const Bucket& bucket = layout.buckets[index];
-  const Tensor all = windows_.slice(layout.windows[bucket.window].offset, bucket.numel);
-  const Tensor mine = shards_.slice(bucket.kept, bucket.numel / bucket.shards);
+void WeightWindows::gather(Weights& weights, size_t index) {
+  if (!weights.contents.put(index)) return;
+  const Bucket& bucket = weights.layout.buckets[index];
+  const Window& window = weights.layout.windows[bucket.window];
+  const Tensor all = weights.windows.slice(window.offset, bucket.numel);
+  const Tensor mine = weights.shards.slice(bucket.kept, bucket.numel / bucket.shards);
   Communicator& group = groups_.holders(bucket);
-  gathers_[bucket.window] =
+  weights.gathers[bucket.window] =
       data_.of(bucket).start(all.bytes(), [&group, mine, all] { group.all_gather(mine, all); });
 }
 

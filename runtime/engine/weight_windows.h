@@ -27,19 +27,25 @@ class WeightWindows {
   void changed();
 
  private:
-  const std::vector<size_t>& buckets_of(int64_t layer) const {
-    return buckets_[static_cast<size_t>(layer + 1)];
-  }
-  void gather(size_t bucket);
+  // Of what is trained, or of what is not.
+  struct Weights {
+    Weights(const Plan& plan, const ParamLayout& layout, Tensor shards, Tensor windows);
+    const std::vector<size_t>& buckets_of(int64_t layer) const {
+      return buckets[static_cast<size_t>(layer + 1)];
+    }
+    const ParamLayout& layout;
+    Tensor shards, windows;
+    LayerBuckets buckets;  // from layer -1 on
+    WindowContents contents;
+    std::vector<CommQueue::Ticket> gathers;  // by window; 0 = whole
+  };
+  void read(Weights& weights, int64_t layer, bool more);
+  void gather(Weights& weights, size_t bucket);
 
-  const StagePlan& stage_;
   const RankGroups& groups_;
   DataQueues& data_;
   const bool ahead_;
-  const Tensor shards_, windows_;
-  const LayerBuckets buckets_;  // from layer -1 on
-  WindowContents contents_;
-  std::vector<CommQueue::Ticket> gathers_;  // by window; 0 = whole
+  std::vector<Weights> weights_;  // none where they stay whole
   std::vector<int64_t> reads_;
   size_t at_ = 0;
 };

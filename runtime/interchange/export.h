@@ -33,6 +33,9 @@ struct ExportReport {
 // a time. Throws Error:
 // export.family, export.exists, export.write, data.chat, and what CheckpointReader throws.
 ExportReport export_hf(const ExportOptions& options);
+// The adapters of a model alone, as PEFT loads them beside the model that they were trained beside.
+// Also export.no_adapters.
+ExportReport export_peft(const ExportOptions& options);
 // model-split.json and a pytorch_model_tp_T_pp_P.safetensors per rank, with the names, fused
 // projections and vocabulary padding of Megatron core. Also export.split: the model does not
 // divide.

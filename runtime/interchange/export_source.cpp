@@ -10,9 +10,23 @@
 namespace mtl {
 
 ExportSource::ExportSource(const std::filesystem::path& checkpoint)
-    : reader_(checkpoint), shape_(model_shape_from_json(reader_.state().at("model"))) {}
+    : reader_(checkpoint), shape_(model_shape_from_json(reader_.state().at("model"))) {
+  if (shape_.lora) adapters_.emplace(shape_);
+  shape_ = shape_.without_adapters();
+}
 
 std::vector<float> ExportSource::read(const std::string& name, const std::vector<int64_t>& shape) {
+  std::vector<float> values = stored(name, shape);
+  if (adapters_) {
+    adapters_->merge(name, values, [this](const std::string& of, const std::vector<int64_t>& dims) {
+      return stored(of, dims);
+    });
+  }
+  return values;
+}
+
+std::vector<float> ExportSource::stored(const std::string& name,
+                                        const std::vector<int64_t>& shape) {
   int64_t elements = 1;
   for (const int64_t d : shape) elements *= d;
   std::vector<float> values(static_cast<size_t>(elements));

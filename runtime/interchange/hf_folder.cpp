@@ -296,6 +296,10 @@ ForeignModel open_foreign_model(const fs::path& path) {
     fail_data("import.missing", path.string() + " is mtl's own already",
               "use it as it is: mtl generate, mtl ckpt, init.from of a train.yaml");
   }
+  if (fs::exists(path / "adapter_config.json")) {
+    fail_data("import.missing", path.string() + " holds adapters (PEFT) and not their model",
+              "merge them into it with PEFT (merge_and_unload()), and give the folder of that");
+  }
   fail_data(
       "import.missing",
       path.string() + (fs::exists(path) ? " holds no model that mtl can read" : " is not there"),

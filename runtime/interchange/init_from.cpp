@@ -8,9 +8,12 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "runtime/checkpoint/elements.h"
+#include "runtime/checkpoint/rectangles.h"
 #include "runtime/checkpoint/step_dirs.h"
 #include "runtime/data/tokenizer/json_fields.h"
 #include "runtime/engine/checkpointing.h"
+#include "runtime/interchange/export_source.h"
 #include "runtime/interchange/foreign_model.h"
 #include "runtime/interchange/hf_tokenizer.h"
 #include "runtime/plan/shape_settings.h"
@@ -22,6 +25,7 @@ namespace fs = std::filesystem;
 struct InitialWeights::Impl {
   fs::path folder;  // of the checkpoint, or of somebody else's model
   std::optional<CheckpointReader> reader;
+  std::optional<ExportSource> merged;  // where the checkpoint has adapters
   std::optional<ForeignModel> foreign;
   std::map<std::string, std::vector<int64_t>> shapes;  // there, by name
 };
@@ -39,6 +43,8 @@ InitialWeights::InitialWeights(const std::string& path)
     impl_->folder = checkpoint;
     impl_->reader.emplace(checkpoint);
     shape_ = model_shape_from_json(impl_->reader->state().at("model"));
+    if (shape_.lora) impl_->merged.emplace(checkpoint);
+    shape_ = shape_.without_adapters();
   } else if (is_foreign_model(folder)) {
     impl_->folder = folder;
     impl_->foreign = open_foreign_model(folder);
@@ -47,7 +53,10 @@ InitialWeights::InitialWeights(const std::string& path)
     throw Error(
         Exit::data,
         {.code = "init.missing",
-         .what = path + (fs::exists(folder) ? " holds no model" : " is not there"),
+         .what = path + (fs::exists(folder / "adapter_config.json")
+                             ? " holds adapters (PEFT) and not their model"
+                         : fs::exists(folder) ? " holds no model"
+                                              : " is not there"),
          .help =
              "init.from is a run of mtl (or its name) or a checkpoint, a Hugging Face folder, or a "
              "Megatron checkpoint in torch format"});
@@ -146,10 +155,30 @@ void InitialWeights::check_tokens(const Tokenizer& here, std::span<const int32_t
   }
 }
 
+namespace {
+
+// With its parts of the whole.
+void fill(const CheckpointTensor& tensor, const std::vector<float>& whole) {
+  ElementWriter elements(tensor);
+  for (const ParamRect& rect : tensor.rects) {
+    for (RunCursor run(tensor.shape, rect.global_offset, tensor.local_shape, rect.local_offset,
+                       rect.extent);
+         !run.done(); run.next()) {
+      elements.write(run.b() - tensor.first, {reinterpret_cast<const char*>(whole.data() + run.a()),
+                                              static_cast<size_t>(run.length()) * sizeof(float)});
+    }
+  }
+  elements.flush();
+}
+
+}  // namespace
+
 void InitialWeights::read(CheckpointTensor& tensor) const {
   const auto found = impl_->shapes.find(tensor.name);
   if (found != impl_->shapes.end()) tensor.shape = found->second;
-  if (impl_->reader) {
+  if (impl_->merged) {
+    fill(tensor, impl_->merged->read(tensor.name, tensor.shape));
+  } else if (impl_->reader) {
     impl_->reader->read(tensor);
   } else {
     impl_->foreign->weights.read(tensor);
@@ -159,6 +188,7 @@ void InitialWeights::read(CheckpointTensor& tensor) const {
 void load_initial_weights(const std::string& path, Trainer& trainer) {
   const InitialWeights weights(path);
   for (const ParameterState& parameter : trainer.state()) {
+    if (is_adapter(*parameter.row)) continue;  // of this run alone
     CheckpointTensor tensor;
     tensor.name = parameter.row->name;
     tensor.shape = parameter.row->shape;

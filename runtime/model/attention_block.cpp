@@ -250,7 +250,7 @@ void AttentionBlock::attend_backward(const Pass& pass) const {
 
 void AttentionBlock::sinks_backward(const Pass& whole, const AttentionShape& shape, Tensor out,
                                     Tensor dout) const {
-  if (!sinks_) return;
+  if (!sinks_.grad) return;
   // The other heads' gradients are those of the ranks that have them (cp), which are added.
   const bool shares = context_.cp.size() > 1;
   if (shares && !whole.accumulate) context_.device.fill(sinks_.grad, 0.0f);

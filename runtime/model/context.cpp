@@ -24,8 +24,17 @@ Buffer Arena::get(const std::string& name) const {
 
 Parameters::Parameters(const std::vector<ParamRow>& table, const ParamLayout& layout,
                        const Arena& arena) {
-  const Tensor weights = arena.tensor("weights");
-  const Tensor grads = arena.find_tensor("grads");
+  add(table, layout, arena.tensor("weights"), arena.find_tensor("grads"));
+}
+
+Parameters::Parameters(const std::vector<ParamRow>& table, const ParamLayout& layout,
+                       const ParamLayout& frozen, const Arena& arena)
+    : Parameters(table, layout, arena) {
+  if (!frozen.params.empty()) add(table, frozen, arena.tensor(kFrozen), {});
+}
+
+void Parameters::add(const std::vector<ParamRow>& table, const ParamLayout& layout, Tensor weights,
+                     Tensor grads) {
   const std::vector<ParamPlacement>& params = layout.params;
   for (size_t first = 0; first < params.size();) {
     // Rows that share a slot are one tensor, stacked along the first dimension.

@@ -51,7 +51,7 @@ class Arena {
 
 struct Parameter {
   Tensor weight;        // compute type
-  Tensor grad;          // f32; empty without gradients (generation)
+  Tensor grad;          // f32; empty where there is none: of what is not trained, in generation
   bool out_in = false;  // a matrix lies as [out, in]
   explicit operator bool() const { return static_cast<bool>(weight); }
 };
@@ -60,10 +60,15 @@ struct Parameter {
 class Parameters {
  public:
   Parameters(const std::vector<ParamRow>& table, const ParamLayout& layout, const Arena& arena);
+  // And those that are not trained, which have no gradients.
+  Parameters(const std::vector<ParamRow>& table, const ParamLayout& layout,
+             const ParamLayout& frozen, const Arena& arena);
   // An empty Parameter if the model has none (a bias, say), or if it is on another stage.
   Parameter find(int64_t layer, const std::string& slot) const;
 
  private:
+  void add(const std::vector<ParamRow>& table, const ParamLayout& layout, Tensor weights,
+           Tensor grads);
   std::map<std::pair<int64_t, std::string>, Parameter> parameters_;
 };
 

@@ -95,6 +95,7 @@ void EmbeddingBlock::positions_backward(const Pass& pass, Tensor dx) const {
 }
 
 void EmbeddingBlock::backward(const Pass& pass) const {
+  if (!tokens_.grad) return;  // nothing before it is trained
   const Tensor dx = stream_rows_of(context_, dresidual_, pass);
   positions_backward(pass, dx);
   scale(dx);

@@ -84,12 +84,14 @@ void HeadBlock::forward(const Pass& pass, const ResidualAdd& before) const {
       give_back(pass, dx, dall);
       leaving = context_.tp.start_leave(dall);
     }
-    device.matmul({.a = dlogits,
-                   .b = part,
-                   .c = head_.grad,
-                   .transpose_a = true,
-                   .accumulate = pass.accumulate || first > 0});
-    if (bias_) device.bias_grad(dlogits, bias_.grad, pass.accumulate || first > 0);
+    if (head_.grad) {
+      device.matmul({.a = dlogits,
+                     .b = part,
+                     .c = head_.grad,
+                     .transpose_a = true,
+                     .accumulate = pass.accumulate || first > 0});
+    }
+    if (bias_.grad) device.bias_grad(dlogits, bias_.grad, pass.accumulate || first > 0);
     if (alone) device.matmul(for_x);
   }
   if (!pass.training) return;

@@ -10,7 +10,8 @@ Linear::Linear(const BlockContext& context, int64_t layer, const std::string& sl
                const std::string& place)
     : device_(context.device),
       weight_(context.parameters.find(layer, slot + ".weight")),
-      bias_(context.parameters.find(layer, slot + ".bias")) {
+      bias_(context.parameters.find(layer, slot + ".bias")),
+      adapter_(context, layer, slot) {
   float8_.weight = Float8Weight(context, layer, place);
 }
 
@@ -71,6 +72,7 @@ void Linear::forward(const Pass& pass, Operand x, Tensor y, Tensor bias, Gelu ge
     product.scale_b = float8_.weight.inverse;
   }
   device_.matmul(product);
+  if (adapter_) adapter_.forward(x.values, y);
 }
 
 void Linear::backward_input(const Pass& pass, Operand dy, Tensor dx, Epilogue epilogue, Tensor aux,
@@ -101,16 +103,17 @@ void Linear::backward_input(const Pass& pass, Operand dy, Tensor dx, Epilogue ep
     product.scale_b = float8_.weight.inverse;
   }
   device_.matmul(product);
+  if (adapter_) adapter_.backward_input(dy.values, dx, aux);
 }
 
 void Linear::backward_bias(const Pass& pass, Tensor dy) const {
-  if (bias_) device_.bias_grad(dy, bias_.grad, pass.accumulate);
+  if (bias_.grad) device_.bias_grad(dy, bias_.grad, pass.accumulate);
 }
 
 void Linear::backward_weight_of_nothing(const Pass& pass) const {
   if (pass.accumulate) return;
-  device_.fill(weight_.grad, 0.0f);
-  if (bias_) device_.fill(bias_.grad, 0.0f);
+  if (weight_.grad) device_.fill(weight_.grad, 0.0f);
+  if (bias_.grad) device_.fill(bias_.grad, 0.0f);
 }
 
 void Linear::backward_weight(const Pass& pass, const Operand& x, const Operand& dy) const {
@@ -136,10 +139,17 @@ void Linear::backward_weight_later(const Pass& pass, Tensor x, Tensor dy, Tensor
                       .transposed = as_matrix(float8_.dy_by_column, dy.cols(), dy.rows()),
                       .inverse = float8_.dy_inverse});
   }
-  backward_weight(pass, x, dy, bias_dy);
+  backward_weight(pass, x, dy, bias_dy, true);
 }
 
 void Linear::backward_weight(const Pass& pass, Tensor x, Tensor dy, Tensor bias_dy) const {
+  backward_weight(pass, x, dy, bias_dy, false);
+}
+
+void Linear::backward_weight(const Pass& pass, Tensor x, Tensor dy, Tensor bias_dy,
+                             bool later) const {
+  if (adapter_) adapter_.backward_weight(pass, x, dy, later);
+  if (!weight_.grad) return;
   if (is_float8()) {
     const bool kept = static_cast<bool>(float8_.x_by_column);
     const Tensor rounded =

@@ -9,8 +9,12 @@
 // linear between the two. For x it uses the copy along the tokens that forward of a training pass
 // has left, where the plan keeps one (x itself may be gone then); else x is what forward was given
 // and is rounded again, by the largest magnitude that is kept.
+//
+// With an adapter (adapter.h, whose own are never in FP8) the products are the sum's, and of
+// weights that are not trained there is no gradient.
 #pragma once
 
+#include "runtime/model/adapter.h"
 #include "runtime/model/float8_operands.h"
 #include "runtime/model/float8_weights.h"
 
@@ -58,15 +62,19 @@ class Linear {
   // The gradients of no rows.
   void backward_weight_of_nothing(const Pass& pass) const;
   Tensor bias() const { return bias_.weight; }
+  // An output with an adapter goes through no GELU on its way.
+  bool is_adapted() const { return static_cast<bool>(adapter_); }
   bool is_float8() const { return static_cast<bool>(float8_.weight); }
 
  private:
   // x in FP8 as [rows, cols] and as [cols, rows]; either may be empty.
   void round_input(const Pass& pass, Tensor x, Tensor by_row, Tensor by_column) const;
+  void backward_weight(const Pass& pass, Tensor x, Tensor dy, Tensor bias_dy, bool later) const;
 
   Device& device_;
   Parameter weight_;
   Parameter bias_;
+  Adapter adapter_;
 
   struct Float8 {
     Float8Weight weight;

@@ -62,14 +62,16 @@ MlpBlock::MlpBlock(const BlockContext& context, int64_t layer, const PartsAgain&
 void MlpBlock::expand(const Pass& pass, Tensor x) const {
   const Tensor before_act = rows_of(before_act_, pass);
   const Tensor activated = rows_of(activated_, pass);
-  if (activation_ == Activation::gelu_tanh) {
+  const bool gelu = activation_ == Activation::gelu_tanh;
+  if (gelu && !up_.is_adapted()) {
     // Whatever else is made again is made again from the product on.
-    const Gelu gelu = {.aux = before_act, .once = !again_.mlp_activation};
-    up_.forward(pass, {x, norm_.amax(pass)}, activated, up_.bias(), gelu);
+    const Gelu on_its_way = {.aux = before_act, .once = !again_.mlp_activation};
+    up_.forward(pass, {x, norm_.amax(pass)}, activated, up_.bias(), on_its_way);
     return;
   }
   up_.forward(pass, {x, norm_.amax(pass)}, before_act, up_.bias());
-  if (!pass.again) activate(pass);
+  // The backward of this GELU does not make it again.
+  if (!pass.again || gelu) activate(pass);
 }
 
 void MlpBlock::activate(const Pass& pass) const {

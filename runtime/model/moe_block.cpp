@@ -331,6 +331,7 @@ void MoeBlock::backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnorm
 
 void MoeBlock::backward_weights(const Turn& turn, Linear Expert::*linear, Tensor x, Tensor dy,
                                 Float8Rows::Kind dy_amax) const {
+  if (context_.shape.lora) return;  // experts have no adapters
   using Kind = Float8Rows::Kind;
   const Pass& pass = turn.pass;
   float8_.take_amax(Kind::x, x);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "runtime/plan/float8.h"
 #include "runtime/plan/schedule/pipeline.h"
 
 namespace mtl {
@@ -32,6 +33,19 @@ int64_t qkv_weights(const ModelShape& shape) {
   return queries + h * shape.latent_width() + latent.kv_rank * shape.heads * shape.latent_pair();
 }
 
+// Forward, the gradient of what is multiplied, and that of the weight if it is trained.
+double flops_per_weight(const ModelShape& shape) {
+  return shape.lora ? 4 : 6;
+}
+
+int64_t adapter_weights(const ModelShape& shape) {
+  int64_t weights = 0;
+  for (const LocalLinear& linear : layer_linears(shape, 1, 1)) {
+    if (shape.lora.adapts(linear.slot)) weights += shape.lora.rank * (linear.in + linear.out);
+  }
+  return weights;
+}
+
 // What one of ModelShape::full_layers has beyond a layer with the window.
 double flops_beyond_window(const ModelShape& shape, int64_t seq) {
   return attention_flops(shape, 0, seq) - attention_flops(shape, shape.sliding_window, seq);
@@ -47,7 +61,9 @@ double flops_per_token_of_layer(const ModelShape& shape, int64_t seq) {
     mlp += h * static_cast<double>(shape.experts + (shape.shared_gate ? 1 : 0));
   const double attention =
       static_cast<double>(qkv_weights(shape) + shape.context_width() * shape.hidden);
-  return 6 * (mlp + attention) + attention_flops(shape, shape.sliding_window, seq);
+  const double adapters = static_cast<double>(adapter_weights(shape));
+  return flops_per_weight(shape) * (mlp + attention) + 6 * adapters +
+         attention_flops(shape, shape.sliding_window, seq);
 }
 
 double flops_per_token_of_layers(const ModelShape& shape, int64_t seq, int64_t begin, int64_t end) {
@@ -62,7 +78,8 @@ double flops_per_token_of_layers(const ModelShape& shape, int64_t seq, int64_t b
 }
 
 double flops_per_token_of_head(const ModelShape& shape) {
-  return 6 * static_cast<double>(shape.hidden) * static_cast<double>(shape.vocab);
+  return flops_per_weight(shape) * static_cast<double>(shape.hidden) *
+         static_cast<double>(shape.vocab);
 }
 
 std::vector<int64_t> balanced_stages(const ModelShape& shape, int64_t seq, int virtual_stages) {
@@ -83,6 +100,7 @@ Cost cost(const ModelShape& shape, const std::vector<ParamRow>& table, int64_t s
   int64_t experts = 0;
   for (const ParamRow& row : table) {
     result.parameters += row.numel();
+    if (!row.frozen) result.trained += row.numel();
     if (row.expert >= 0) experts += row.numel();
   }
   result.active_parameters = result.parameters;

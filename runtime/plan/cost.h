@@ -10,8 +10,10 @@ namespace mtl {
 
 struct Cost {
   int64_t parameters = 0;         // of the model (unpadded)
+  int64_t trained = 0;            // of these: beside adapters only theirs
   int64_t active_parameters = 0;  // those that a token meets: of experts, the chosen ones'
-  // Forward and backward, causal attention counted half: the formula of Megatron-LM's training.py.
+  // Forward and backward, of which what is not trained has no products for its own gradient; causal
+  // attention counted half: the formula of Megatron-LM's training.py.
   double flops_per_token = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -17,6 +18,18 @@ constexpr const char* kNorms[] = {"layernorm", "rmsnorm"};
 constexpr const char* kNormPlaces[] = {"input", "output", "both"};
 constexpr const char* kActivations[] = {"gelu", "swiglu", "gelu_exact", "geglu", "quick_geglu"};
 constexpr const char* kPositions[] = {"learned", "rope", "alibi", "none"};
+
+constexpr std::pair<const char*, bool ModelShape::Lora::*> kAdapted[] = {
+    {"qkv", &ModelShape::Lora::qkv},
+    {"proj", &ModelShape::Lora::proj},
+    {"up", &ModelShape::Lora::up},
+    {"down", &ModelShape::Lora::down}};
+
+void set_adapted(ModelShape::Lora& lora, const std::vector<std::string>& targets) {
+  for (const auto& [name, adapted] : kAdapted) {
+    lora.*adapted = std::find(targets.begin(), targets.end(), name) != targets.end();
+  }
+}
 
 template <class Enum, size_t N>
 Enum kind_of(const char* const (&names)[N], const std::string& name) {
@@ -78,6 +91,21 @@ ModelShape ModelShape::of_dense_layers() const {
   dense.dense_layers.clear();
   dense.moe_scores = {};
   return dense;
+}
+
+bool ModelShape::Lora::adapts(const std::string& slot) const {
+  if (rank == 0) return false;
+  if (slot == "attn.proj") return proj;
+  if (slot == "mlp.up") return up;
+  if (slot == "mlp.down") return down;
+  // Of latents those that make queries, keys and values of them, and these.
+  return qkv && slot.starts_with("attn.");
+}
+
+ModelShape ModelShape::without_adapters() const {
+  ModelShape plain = *this;
+  plain.lora = {};
+  return plain;
 }
 
 bool ModelShape::names_of_mixtral() const {
@@ -202,6 +230,11 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.dropout_hidden = model.dropout.hidden;
   shape.dropout_attention = model.dropout.attention;
   shape.init_std = spec.init.std;
+  if (spec.lora.rank > 0) {
+    shape.lora.rank = spec.lora.rank;
+    shape.lora.alpha = spec.lora.alpha > 0 ? spec.lora.alpha : static_cast<double>(spec.lora.rank);
+    set_adapted(shape.lora, spec.lora.targets);
+  }
   if (model.norm.bias != "auto") set_norm_bias(shape, model.norm.bias == "true");
   return shape;
 }
@@ -281,6 +314,15 @@ nlohmann::json to_json(const ModelShape& shape) {
     if (shape.window_rope_base > 0) json["window_rope_base"] = shape.window_rope_base;
     if (!shape.unrotated_layers.empty()) json["unrotated_layers"] = shape.unrotated_layers;
   }
+  if (shape.lora) {
+    json["lora_rank"] = shape.lora.rank;
+    json["lora_alpha"] = shape.lora.alpha;
+    std::vector<std::string> targets;
+    for (const auto& [name, adapted] : kAdapted) {
+      if (shape.lora.*adapted) targets.emplace_back(name);
+    }
+    json["lora_targets"] = targets;
+  }
   return json;
 }
 
@@ -353,6 +395,11 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   shape.padded_vocab = round_up(shape.vocab, shape.vocab_pad_to);
   if (const auto norm_bias = json.find("norm_bias"); norm_bias != json.end()) {
     shape.norm_bias = norm_bias->get<bool>();
+  }
+  if (const auto rank = json.find("lora_rank"); rank != json.end()) {
+    rank->get_to(shape.lora.rank);
+    json.at("lora_alpha").get_to(shape.lora.alpha);
+    set_adapted(shape.lora, json.at("lora_targets").get<std::vector<std::string>>());
   }
   return shape;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -110,6 +111,18 @@ struct ModelShape {
   double dropout_hidden = 0;
   double dropout_attention = 0;
   double init_std = 0.02;
+  // Low-rank adapters (LoRA, arXiv 2106.09685), which are trained in place of all else: beside a
+  // linear W of out x in, A of rank x in and B of out x rank, y = W x + alpha / rank B A x. Linears
+  // that make queries, keys and values have one A together, and so have gate and up.
+  struct Lora {
+    int64_t rank = 0;  // 0 = none
+    double alpha = 0;
+    bool qkv = false, proj = false, up = false, down = false;
+    explicit operator bool() const { return rank > 0; }
+    double scale() const { return alpha / static_cast<double>(rank); }
+    // Whether the linear of that slot of a layer (shard_table.h) has one; experts have none.
+    bool adapts(const std::string& slot) const;
+  } lora;
 
   Family family() const;
   bool has_latents() const { return latent.kv_rank > 0; }
@@ -157,6 +170,8 @@ struct ModelShape {
   // here, flops_per_token_of_layer, layer_linears, ...) tells of a mixture where the shape has
   // experts: of a dense layer it is asked with this one.
   ModelShape of_dense_layers() const;
+  // The model as it is without adapters.
+  ModelShape without_adapters() const;
   // Width of the feed-forward block that all tokens go through.
   int64_t dense_ffn() const { return experts > 0 ? shared_ffn : ffn; }
   // Whether experts have Mixtral's names, or those of Qwen's mixtures and DeepSeek's.

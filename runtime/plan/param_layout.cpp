@@ -26,8 +26,11 @@ int64_t numel_of(const std::vector<int64_t>& shape) {
 
 std::vector<Block> blocks_of(const std::vector<ParamRow>& table, const GridSizes& sizes,
                              const std::vector<ChunkRange>& chunks, int64_t layers,
-                             bool tied_over_stages) {
+                             bool tied_over_stages, RowsOf rows) {
   std::vector<Block> blocks;
+  const auto wanted = [&](size_t row) {
+    return rows == RowsOf::all || table[row].frozen == (rows == RowsOf::frozen);
+  };
   auto add = [&](int chunk, size_t row) {
     Block block{.chunk = chunk, .first_row = row, .end_row = row, .layer = table[row].layer};
     block.experts = table[row].expert >= 0 && sizes[Axis::ep] > 1;
@@ -48,15 +51,16 @@ std::vector<Block> blocks_of(const std::vector<ParamRow>& table, const GridSizes
                         : layer == layers ? range.head
                                           : layer >= range.first_layer && layer < range.end_layer();
       const bool elsewhere = table[row].expert >= 0 && table[row].expert % sizes[Axis::ep] != 0;
-      if (!here || elsewhere || table[row].balances) {
+      if (!here || elsewhere || table[row].balances || !wanted(row)) {
         ++row;
         continue;
       }
       row = add(chunk, row);
       if (table[blocks.back().first_row].slot == "tokens") blocks.back().tied = tied_over_stages;
     }
-    if (range.head && !range.embedding && tied_over_stages) {
-      add(chunk, 0);  // the token embedding is the first row
+    // The token embedding is the first row.
+    if (range.head && !range.embedding && tied_over_stages && wanted(0)) {
+      add(chunk, 0);
       blocks.back().layer = static_cast<int>(layers);
       blocks.back().tied = blocks.back().tied_copy = true;
     }
@@ -203,8 +207,9 @@ void add_bucket(ParamLayout& layout, const std::vector<ParamRow>& table, const G
 
 ParamLayout param_layout(const std::vector<ParamRow>& table, const GridSizes& sizes,
                          const std::vector<ChunkRange>& chunks, int64_t layers, int zero,
-                         int64_t bucket_numel, bool tied_over_stages, bool ends_apart) {
-  const std::vector<Block> blocks = blocks_of(table, sizes, chunks, layers, tied_over_stages);
+                         int64_t bucket_numel, bool tied_over_stages, bool ends_apart,
+                         RowsOf rows) {
+  const std::vector<Block> blocks = blocks_of(table, sizes, chunks, layers, tied_over_stages, rows);
   ParamLayout layout;
   const Holders holders = Grid(sizes).holders({});
   layout.sharded = zero > 0 && holders.shards() > 1;

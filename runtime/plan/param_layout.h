@@ -112,12 +112,17 @@ int shard_of(const Bucket& bucket, const Holders& holders);
 // Chunks of the gradient norm that [offset, offset + numel) touches: its sums of squares.
 int64_t squares_count(int64_t offset, int64_t numel);
 
+// Which rows of the table a layout has: beside adapters those that are trained have one and those
+// that are not another, of weights alone.
+enum class RowsOf { all, trained, frozen };
+
 // `zero`: the stage of ZeRO, of which nothing is left where one rank holds everything.
 // `bucket_numel`: elements at which a bucket is full; a tensor is never cut, nor, with ZeRO-2 and
 // 3, a layer. `ends_apart`: the ends of the model share no bucket with layers, as with ZeRO-2
 // and 3.
 ParamLayout param_layout(const std::vector<ParamRow>& table, const GridSizes& sizes,
                          const std::vector<ChunkRange>& chunks, int64_t layers, int zero,
-                         int64_t bucket_numel, bool tied_over_stages, bool ends_apart = false);
+                         int64_t bucket_numel, bool tied_over_stages, bool ends_apart = false,
+                         RowsOf rows = RowsOf::all);
 
 }  // namespace mtl

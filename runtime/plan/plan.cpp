@@ -46,7 +46,10 @@ double flops_left_for_later(const Plan& plan, const std::vector<std::vector<Chun
   const auto add_layer = [&](const ModelShape& layer) {
     for (const LocalLinear& linear : layer_linears(layer, 1, 1)) {
       if (linear.expert >= layer.experts_per_token) continue;  // a token has no more of them
-      flops += 2.0 * static_cast<double>(linear.in) * static_cast<double>(linear.out);
+      const ModelShape::Lora& lora = plan.model.lora;
+      const int64_t of_adapter =
+          lora.adapts(linear.slot) ? lora.rank * (linear.in + linear.out) : 0;
+      flops += 2.0 * static_cast<double>(lora ? of_adapter : linear.in * linear.out);
     }
   };
   for (const std::vector<ChunkRange>& stage : chunks) {
@@ -167,6 +170,16 @@ void warn_of_one_copy(const Plan& plan, const ResolvedSpec& resolved, Diagnostic
        .severity = Diagnostic::Severity::warning});
 }
 
+void warn_of_random_base(const Plan& plan, const ResolvedSpec& resolved, Diagnostics& diagnostics) {
+  if (!plan.model.lora || !resolved.spec.init.from.empty()) return;
+  diagnostics.add({.code = "model.lora",
+                   .what = "lora.rank trains adapters beside a model that stays as it is, and that "
+                           "is one of random weights",
+                   .place = resolved.place_of("lora.rank"),
+                   .help = "say with init.from which model it is",
+                   .severity = Diagnostic::Severity::warning});
+}
+
 // A linear that FP8 does not take stays in bf16: no error, since the run is right, only slower.
 void warn_of_bf16_linears(const Plan& plan, const ResolvedSpec& resolved,
                           Diagnostics& diagnostics) {
@@ -258,7 +271,12 @@ StagePlan stage_plan(const Plan& plan, const TrainSpec& spec, int stage,
   result.layout = param_layout(plan.table, sizes, chunks, plan.model.layers, spec.parallel.zero,
                                bucket_numel(spec.parallel, plan.grid.data_ranks()),
                                plan.model.tie_embeddings && sizes[Axis::pp] > 1,
-                               plan.optimizer == OptimizerKind::muon);
+                               plan.optimizer == OptimizerKind::muon, RowsOf::trained);
+  // Of these ZeRO divides the weights or nothing.
+  result.frozen =
+      param_layout(plan.table, sizes, chunks, plan.model.layers, spec.parallel.zero >= 3 ? 3 : 0,
+                   bucket_numel(spec.parallel, plan.grid.data_ranks()),
+                   plan.model.tie_embeddings && sizes[Axis::pp] > 1, false, RowsOf::frozen);
   if (result.layout.sharded) result.layout.wire = plan.grad_reduce;
   if (spec.checkpoint.async) {
     result.snapshot_bytes = snapshot_bytes(result.layout, plan.table, plan.grid, plan.optimizer);
@@ -267,10 +285,12 @@ StagePlan stage_plan(const Plan& plan, const TrainSpec& spec, int stage,
   if (plan.optimizer == OptimizerKind::muon) {
     needs.matrices = matrix_needs(result.layout, plan.table, sizes);
   }
+  needs.frozen = result.frozen.weights_total();
+  if (result.frozen.shards_weights()) needs.frozen_shards = result.frozen.shard_total();
   result.memory = memory_plan(plan.model, result.layout, needs, plan.table.size());
   result.kernels = kernel_needs(plan.model, needs, result.memory);
-  result.traffic =
-      stage_traffic(plan.model, plan.table, result.layout, needs, sizes, needs.micro_batches);
+  result.traffic = stage_traffic(plan.model, plan.table, result.layout, result.frozen, needs, sizes,
+                                 needs.micro_batches);
   return result;
 }
 
@@ -280,6 +300,7 @@ StagePlan Plan::stage_of(int rank) const {
   const Coord coord = grid.coord(rank);
   StagePlan stage = stages[static_cast<size_t>(coord[Axis::pp])];
   stage.layout.move_to(coord[Axis::ep]);
+  stage.frozen.move_to(coord[Axis::ep]);
   if (optimizer == OptimizerKind::muon) {
     stage.traffic.set_matrices(matrix_traffic_of(stage.layout, table, grid.sizes(), coord),
                                compute);
@@ -334,6 +355,7 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
                  .first = spec.precision.fp8.bf16_first_layers,
                  .last = spec.precision.fp8.bf16_last_layers};
   warn_of_bf16_linears(plan, resolved, diagnostics);
+  warn_of_random_base(plan, resolved, diagnostics);
   plan.sequence_parallel = layout.sequence_parallel;
   plan.ep_room = spec.parallel.ep_room;
   plan.recompute = recompute_of(spec);

@@ -35,7 +35,8 @@ struct DataFacts {
 // first along ep.
 struct StagePlan {
   std::vector<ChunkRange> chunks;
-  ParamLayout layout;
+  ParamLayout layout;  // of what is trained
+  ParamLayout frozen;  // of what is not (RowsOf::frozen): weights alone
   MemoryPlan memory;
   KernelNeeds kernels;   // what kernels of a GPU take beside the arena: gpu_memory.h
   StageTraffic traffic;  // of a step with the most micro-batches

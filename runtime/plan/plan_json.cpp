@@ -205,6 +205,7 @@ nlohmann::json to_json(const Plan& plan) {
           {"cost",
            {{"parameters", plan.cost.parameters},
             {"active_parameters", plan.cost.active_parameters},
+            {"trained_parameters", plan.cost.trained},
             {"flops_per_token", plan.cost.flops_per_token}}}};
 }
 

@@ -78,9 +78,11 @@ class TableBuilder {
     row.out_in = true;
     row.matrix = std::min(out, shape_.hidden) > 1;
     row.grad_sum_over = {Axis::tp, Axis::cp, Axis::ep, Axis::dp};
-    if (!bias) return;
-    add(layer, slot + ".bias", name + ".bias", {out}, -1, InitKind::zeros).grad_sum_over = {
-        Axis::tp, Axis::cp, Axis::ep, Axis::dp};
+    if (bias) {
+      add(layer, slot + ".bias", name + ".bias", {out}, -1, InitKind::zeros).grad_sum_over = {
+          Axis::tp, Axis::cp, Axis::ep, Axis::dp};
+    }
+    add_adapter(layer, slot, shape_.hidden, {{name, out}}, Split::none);
   }
   // Of latents, which are made on every rank.
   void add_latent_norm(int layer, const std::string& slot, const std::string& name, int64_t rank) {
@@ -109,13 +111,14 @@ class TableBuilder {
       row.matrix = std::min(in, part.out / part.segments) > 1;
       divide(row, part);
     }
-    if (!bias) return;
     for (const Part& part : parts) {
+      if (!bias) break;
       // A row-parallel bias is added once, after the reduction: replicated.
       ParamRow& row = add(layer, slot + ".bias", part.name + ".bias", {part.out},
                           split == Split::column ? 0 : -1, InitKind::zeros);
       divide(row, part);
     }
+    add_adapter(layer, slot, in, parts, split);
   }
   size_t size() const { return rows_.size(); }
   // The rows from `first` on.
@@ -131,9 +134,38 @@ class TableBuilder {
       rows_[i].grad_sum_over = {Axis::cp, Axis::dp};
     }
   }
-  std::vector<ParamRow> take() { return std::move(rows_); }
+  std::vector<ParamRow> take() {
+    for (ParamRow& row : rows_) row.frozen = shape_.lora && !is_adapter(row);
+    return std::move(rows_);
+  }
 
  private:
+  // Of a linear, divided as its own matrix is. What TP ranks hold in common of it has on each the
+  // gradient that the rank's part of the linear gives.
+  void add_adapter(int layer, const std::string& slot, int64_t in, const std::vector<Part>& parts,
+                   Split split) {
+    if (!shape_.lora.adapts(slot)) return;
+    const int64_t rank = shape_.lora.rank;
+    const AxisSet all = {Axis::tp, Axis::cp, Axis::ep, Axis::dp};
+    const auto add_matrix = [&](const char* which, const std::string& name,
+                                const std::vector<int64_t>& dims, int axis, InitKind init,
+                                double std) -> ParamRow& {
+      ParamRow& row = add(layer, slot + which, name + ".weight", dims, axis, init, std);
+      row.out_in = true;
+      if (axis < 0) row.grad_sum_over = all;
+      return row;
+    };
+    // The variance of torch's Linear; with B zero the model begins as it was.
+    const double std = 1 / std::sqrt(3.0 * static_cast<double>(in));
+    add_matrix(kAdapterIn, parts.front().name + ".lora_A", {rank, in}, split == Split::row ? 1 : -1,
+               InitKind::normal, std);
+    for (const Part& part : parts) {
+      divide(add_matrix(kAdapterOut, part.name + ".lora_B", {part.out, rank},
+                        split == Split::column ? 0 : -1, InitKind::zeros, 0),
+             part);
+    }
+  }
+
   static void divide(ParamRow& row, const Part& part) {
     row.segments = part.segments;
     row.units = part.units;
@@ -301,6 +333,10 @@ int64_t ParamRow::numel() const {
   int64_t n = 1;
   for (int64_t d : shape) n *= d;
   return n;
+}
+
+bool is_adapter(const ParamRow& row) {
+  return row.slot.ends_with(kAdapterIn) || row.slot.ends_with(kAdapterOut);
 }
 
 std::string expert_slot(int64_t expert, const char* linear) {

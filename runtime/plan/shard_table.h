@@ -40,6 +40,7 @@ struct ParamRow {
   // in the buffer kExpertBias. It is in no bucket.
   bool balances = false;
   int expert = -1;      // of which this is a parameter: on the ranks with ep_rank = expert % ep
+  bool frozen = false;  // stays as it is: beside adapters (ModelShape::lora) all else does
   bool decays = false;  // weight decay applies (parameters of two or more dimensions)
   // One matrix of a layer, or as many side by side as it has segments: what Muon orthogonalizes.
   bool matrix = false;
@@ -48,6 +49,12 @@ struct ParamRow {
 
   int64_t numel() const;  // global, unpadded
 };
+
+// Behind the slot of a linear: the two matrices of its adapter, [rank, in] and [out, rank].
+inline constexpr const char* kAdapterIn = ".lora_a";
+inline constexpr const char* kAdapterOut = ".lora_b";
+
+bool is_adapter(const ParamRow& row);
 
 // The slot of a linear of an expert: "mlp.expert3.up".
 std::string expert_slot(int64_t expert, const char* linear);

@@ -78,7 +78,7 @@ LinkBytes tensor_per_micro_batch(const ModelShape& shape, const MemoryNeeds& nee
   reductions += chunk.layers * (!parallel ? 4 : needs.sequence_parallel ? 3 : 2);
   if (chunk.embedding) {
     reductions += 1;
-    gathers += 1;
+    if (!shape.lora) gathers += 1;  // else its backward has nothing to do
   }
   if (chunk.head) {
     gathers += 1;
@@ -292,8 +292,9 @@ void add_of_bucket(const Bucket& bucket, const ParamLayout& layout, DType comput
 }  // namespace
 
 StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>& table,
-                           const ParamLayout& layout, const MemoryNeeds& needs,
-                           const GridSizes& sizes, int64_t micro_batches) {
+                           const ParamLayout& layout, const ParamLayout& frozen,
+                           const MemoryNeeds& needs, const GridSizes& sizes,
+                           int64_t micro_batches) {
   StageTraffic traffic;
   add_passes(shape, needs, micro_batches, traffic);
   const Gathered gathered = layout.shards_weights()
@@ -322,10 +323,14 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
     };
     gather(Link::data, gathered.elements);
     gather(Link::expert_data, gathered.expert_elements);
+    const Gathered too = gathered_in_windows(shape, table, frozen, needs, micro_batches);
+    gather(Link::data, too.elements);
+    gather(Link::expert_data, too.expert_elements);
   }
   if (ranks(Link::loss) > 1) {
     traffic[Link::loss].all_reduce += StepSums::kExchanged * 8;
-    if (shape.expert_bias) traffic[Link::loss].all_reduce += shape.layers * shape.experts * 8;
+    if (shape.expert_bias && !shape.lora)
+      traffic[Link::loss].all_reduce += shape.layers * shape.experts * 8;
   }
   if (ranks(Link::norm) > 1) {
     traffic[Link::norm].all_reduce += (static_cast<int64_t>(table.size()) + 3) * 8;

@@ -51,9 +51,9 @@ struct StageTraffic {
 };
 
 // Of a rank of the stage that `needs` describes, in a step of `micro_batches`. On the links of
-// matrices ranks differ (Plan::stage_of): the mean of them.
+// matrices ranks differ (Plan::stage_of): the mean of them. `frozen`: as StagePlan's.
 StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>& table,
-                           const ParamLayout& layout, const MemoryNeeds& needs,
-                           const GridSizes& sizes, int64_t micro_batches);
+                           const ParamLayout& layout, const ParamLayout& frozen,
+                           const MemoryNeeds& needs, const GridSizes& sizes, int64_t micro_batches);
 
 }  // namespace mtl

@@ -172,13 +172,16 @@ std::optional<Diagnostic> read_words(const Row& row, const YamlValue& value,
   std::vector<std::string> read;
   std::map<std::string, int64_t> counts;
   for (const YamlValue& item : value.items) {
-    const bool counted = item.kind == YamlValue::Kind::map && item.entries.size() == 1;
+    const bool counted =
+        result.counts != nullptr && item.kind == YamlValue::Kind::map && item.entries.size() == 1;
     if (item.kind != YamlValue::Kind::scalar && !counted) {
       return diagnose(
           row, item.place,
-          {"config.type", fmt::format("{}: item {} is neither a word nor one with a "
-                                      "number like `{}: 2`",
-                                      row.key, read.size() + 1, row.choices.back().value)});
+          {"config.type",
+           result.counts == nullptr
+               ? fmt::format("{}: item {} is no word", row.key, read.size() + 1)
+               : fmt::format("{}: item {} is neither a word nor one with a number like `{}: 2`",
+                             row.key, read.size() + 1, row.choices.back().value)});
     }
     std::string word;
     if (auto problem = read_choice(row, counted ? item.entries[0].key : item.text, word)) {
@@ -198,7 +201,7 @@ std::optional<Diagnostic> read_words(const Row& row, const YamlValue& value,
     read.push_back(std::move(word));
   }
   *result.words = std::move(read);
-  *result.counts = std::move(counts);
+  if (result.counts != nullptr) *result.counts = std::move(counts);
   return std::nullopt;
 }
 

@@ -124,7 +124,11 @@ std::vector<ordered_json> value_schemas(const Row& row) {
     ordered_json text = {{"type", {"string", "number", "boolean"}}, {"minLength", 1}};
     return {text, {{"type", "array"}, {"items", text}}};
   }
-  if (std::holds_alternative<spec::CountedWords>(field)) {
+  if (const auto* words = std::get_if<spec::CountedWords>(&field)) {
+    if (words->counts == nullptr) {
+      return {
+          {{"type", "array"}, {"items", word_schema(row)}, {"minItems", 1}, {"uniqueItems", true}}};
+    }
     ordered_json counted = {{"type", "object"}, {"minProperties", 1}, {"maxProperties", 1}};
     counted["propertyNames"] = word_schema(row);
     counted["additionalProperties"] = integer;
@@ -245,8 +249,9 @@ SpecKey words_of(const Row& row) {
   const Field field = row.field(built_in);
   words.is_path = row.is_path || std::holds_alternative<spec::TextOrSources>(field);
   if (std::holds_alternative<bool*>(field)) words.values = {{"true", ""}, {"false", ""}};
-  if (std::holds_alternative<spec::CountedWords>(field)) {
-    type = fmt::format("list of some of {}, or of these with integers", type);
+  if (const auto* some = std::get_if<spec::CountedWords>(&field)) {
+    type = fmt::format("list of some of {}{}", type,
+                       some->counts == nullptr ? "" : ", or of these with integers");
   }
   if (std::holds_alternative<spec::WordOrList>(field)) type += " or a list of integers";
   if (!row.choices.empty() && !row.auto_doc.empty()) type = "`auto`, " + type;

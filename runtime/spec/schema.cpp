@@ -14,11 +14,11 @@ namespace {
 // In the order of the reference page and of resolved.yaml.
 const std::vector<Section>& table() {
   static const std::vector<Section> all = {
-      run_section(),       model_section(),      position_section(), latent_section(),
-      experts_section(),   parallel_section(),   train_section(),    precision_section(),
-      recompute_section(), optimizer_section(),  lr_section(),       init_section(),
-      data_section(),      checkpoint_section(), log_section(),      health_section(),
-      launch_section(),
+      run_section(),       model_section(),     position_section(),   latent_section(),
+      experts_section(),   parallel_section(),  train_section(),      precision_section(),
+      recompute_section(), optimizer_section(), lr_section(),         init_section(),
+      lora_section(),      data_section(),      checkpoint_section(), log_section(),
+      health_section(),    launch_section(),
   };
   return all;
 }

@@ -26,7 +26,8 @@ struct WordOrList {
   std::string* word = nullptr;
   std::vector<int64_t>* list = nullptr;
 };
-// Some of the row's choices, each at most once, with a number behind some: `[norm, mlp_act: 7]`.
+// Some of the row's choices, each at most once, with a number behind some: `[norm, mlp_act: 7]`;
+// without `counts` the words alone.
 struct CountedWords {
   std::vector<std::string>* words = nullptr;
   std::map<std::string, int64_t>* counts = nullptr;

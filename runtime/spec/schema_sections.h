@@ -36,6 +36,7 @@ Section recompute_section();
 Section optimizer_section();
 Section lr_section();
 Section init_section();
+Section lora_section();
 Section data_section();
 Section checkpoint_section();
 Section log_section();

@@ -229,6 +229,11 @@ struct TrainSpec {
     std::string from;  // path of a model whose weights the run starts from; "" = none
     double std = 0.02;
   } init;
+  struct Lora {
+    int64_t rank = 0;  // 0 = the whole model is trained
+    double alpha = 0;  // 0 = as rank
+    std::vector<std::string> targets = {"qkv", "proj", "up", "down"};
+  } lora;
   struct Data {
     // A path, or several in one text ("p1 p2" or "w1 p1 w2 p2", as Megatron-LM's --data-path), or a
     // list; weight 0 = none is given. `train` is required.

@@ -224,6 +224,7 @@ std::string print_value(const Row& row, const TrainSpec& spec) {
           [](CountedWords value) {
             std::vector<std::string> items = *value.words;
             for (std::string& item : items) {
+              if (value.counts == nullptr) break;
               const auto count = value.counts->find(item);
               if (count != value.counts->end()) item += fmt::format(": {}", count->second);
             }
@@ -268,6 +269,9 @@ std::string either(const std::vector<std::string>& words) {
 std::string range_text(const Row& row) {
   TrainSpec any;
   const Field field = row.field(any);
+  if (const auto* words = std::get_if<CountedWords>(&field); words && words->counts == nullptr) {
+    return {};
+  }
   if (std::holds_alternative<bool*>(field) || std::holds_alternative<std::string*>(field) ||
       std::holds_alternative<std::vector<std::string>*>(field) ||
       std::holds_alternative<TextOrSources>(field) || std::holds_alternative<Passed>(field)) {
@@ -326,9 +330,11 @@ std::string expected(const Row& row) {
   if (std::holds_alternative<std::vector<std::string>*>(field)) {
     return "a list of texts, like " + row.example;
   }
-  if (std::holds_alternative<CountedWords>(field)) {
-    return fmt::format("a list of some of {}, perhaps with whole numbers {}, like {}",
-                       fmt::join(values, ", "), range, row.example);
+  if (const auto* words = std::get_if<CountedWords>(&field)) {
+    const std::string numbers =
+        words->counts == nullptr ? "" : fmt::format(", perhaps with whole numbers {}", range);
+    return fmt::format("a list of some of {}{}, like {}", fmt::join(values, ", "), numbers,
+                       row.example);
   }
   if (std::holds_alternative<WordOrList>(field)) {
     return fmt::format("{} or a list of whole numbers {}, like {}", fmt::join(values, " or "),

@@ -8,14 +8,15 @@ from an integer hash, so that any other program can make the same ones without r
 
   gpt2_small.json               hyper-parameters, losses, gradient norms, noise floor
   gpt2_small_grads.safetensors  gradients of the first step (before clipping) of every parameter
+  gpt2_lora.json                adapters beside all its linears: 10 steps
 """
 import math
 
 import torch
 import torch.nn.functional as F
 
-from reference_common import (SEQ, VOCAB, compare, linear, output_folder, write_json,
-                              write_safetensors)
+from reference_common import (SEQ, VOCAB, adapter, compare, linear, output_folder, with_adapters,
+                              write_json, write_safetensors)
 
 LAYERS, HIDDEN, HEADS = 4, 128, 4
 NORM_EPS = 1e-5
@@ -44,6 +45,9 @@ def parameters():
     yield "transformer.ln_f.bias", (h,)
 
 
+LORA = {"rank": 6, "alpha": 9, "targets": ["qkv", "proj", "up", "down"]}
+
+
 def forward(w, ids, number):
     """Mean cross-entropy (nats) over all BATCH * SEQ targets."""
     x, y = ids[:, :-1], ids[:, 1:]
@@ -56,7 +60,8 @@ def forward(w, ids, number):
         return number.store(F.layer_norm(number.wide(s), (HIDDEN,), gain, bias, NORM_EPS))
 
     def project(a, p):
-        return linear(number, a, w[p + ".weight"], w[p + ".bias"])
+        return (linear(number, a, w[p + ".weight"], w[p + ".bias"])
+                + adapter(w, number, a, p, {"lora": LORA}))
 
     tokens, positions = (number.weight(w[f"transformer.{p}.weight"]) for p in ("wte", "wpe"))
     s = number.store(tokens[x] + positions[:t])
@@ -83,6 +88,9 @@ def main():
     result, gradients = compare(parameters(), forward, model, bf16=True)
     write_json(out / "gpt2_small.json", result)
     write_safetensors(out / "gpt2_small_grads.safetensors", gradients)
+    model = {**model, "lora": LORA}
+    result, _ = compare(with_adapters(parameters(), model, out_in=False), forward, model, steps=10)
+    write_json(out / "gpt2_lora.json", result)
 
 
 if __name__ == "__main__":

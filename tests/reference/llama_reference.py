@@ -33,14 +33,18 @@ Command R and Phi-2 have. README.md beside this file defines every number exactl
   llama_phi.json                 the same with biases everywhere, the head's too, GELU without a gate,
                                  half of every head rotated: 10 steps
   llama_muon.json                LLaMA with Muon: 10 steps
+  llama_lora.json                adapters beside all its linears, with norms of queries and keys,
+                                 tied head: 10 steps
+  llama_lora_latent.json         adapters of latent attention and of what leads out of the MLP: 10
+                                 steps
 """
 import math
 
 import torch
 import torch.nn.functional as F
 
-from reference_common import (SEQ, VOCAB, compare, linear, output_folder, write_json,
-                              write_safetensors)
+from reference_common import (SEQ, VOCAB, adapter, compare, linear, output_folder, with_adapters,
+                              write_json, write_safetensors)
 
 # With the names of train.yaml.
 LLAMA = {"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 160,
@@ -82,6 +86,9 @@ COMMAND = {**LLAMA, "norm": {"type": "layernorm", "eps": 1e-5, "bias": False, "s
 PHI = {**LLAMA, "kv_heads": 4, "norm": {"type": "layernorm", "eps": 1e-5, "shared": True},
        "parallel_residual": True, "activation": "gelu", "bias": True, "head_bias": True,
        "position": {"type": "rope", "base": 10000.0, "fraction": 0.5}}
+LORA = {**LLAMA, "qk_norm": True, "tie_embeddings": True,
+        "lora": {"rank": 8, "alpha": 16, "targets": ["qkv", "proj", "up", "down"]}}
+LORA_LATENT = {**LATENT, "lora": {"rank": 5, "alpha": 5, "targets": ["qkv", "down"]}}
 
 # The norms of a layer where "norm_place" is that ("input" where a model does not say): before and
 # behind attention, before and behind the feed-forward block.
@@ -262,7 +269,8 @@ def make_forward(model):
             return number.store(F.layer_norm(number.wide(s), (h,), gain, bias, eps))
 
         def project(a, p):
-            return linear(number, a, w[p + ".weight"].t(), w.get(p + ".bias"))
+            return (linear(number, a, w[p + ".weight"].t(), w.get(p + ".bias"))
+                    + adapter(w, number, a, p, model))
 
         def heads_of(a, n, p, count):
             def normed(a):
@@ -367,6 +375,10 @@ def main():
         write_json(out / f"{name}.json", result)
     result, _ = compare(parameters(LLAMA), make_forward(LLAMA), LLAMA, steps=10, muon=True)
     write_json(out / "llama_muon.json", result)
+    for name, model in (("llama_lora", LORA), ("llama_lora_latent", LORA_LATENT)):
+        result, _ = compare(with_adapters(parameters(model), model, out_in=True),
+                            make_forward(model), model, steps=10)
+        write_json(out / f"{name}.json", result)
 
 
 if __name__ == "__main__":

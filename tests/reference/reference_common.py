@@ -123,6 +123,52 @@ def linear(number, x, weight, bias=None):
     return number.store(y if bias is None else y + number.weight(bias))
 
 
+# ---- adapters (LoRA) ----------------------------------------------------------------------------
+
+# Of a linear, by the end of its name: the target that stands for it, and where the first matrix of
+# its adapter is, which several linears may have together.
+ADAPTED = {"attn.c_attn": ("qkv", "attn.c_attn"), "attn.c_proj": ("proj", "attn.c_proj"),
+           "mlp.c_fc": ("up", "mlp.c_fc"), "mlp.c_proj": ("down", "mlp.c_proj"),
+           "q_proj": ("qkv", "q_proj"), "k_proj": ("qkv", "q_proj"), "v_proj": ("qkv", "q_proj"),
+           "o_proj": ("proj", "o_proj"), "gate_proj": ("up", "gate_proj"),
+           "up_proj": ("up", "gate_proj"), "down_proj": ("down", "down_proj"),
+           **{name: ("qkv", name) for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa",
+                                               "kv_b_proj")}}
+
+
+def adapted(name):
+    """(target, name of the linear that has the first matrix), or None."""
+    for end, (target, first) in ADAPTED.items():
+        if name.endswith("." + end) and ".experts." not in name:
+            return target, name.removesuffix(end) + first
+    return None
+
+
+def with_adapters(parameters, model, out_in):
+    """The parameters, and behind them those of the adapters that model["lora"] asks for."""
+    parameters = list(parameters)
+    yield from parameters
+    rank, seen = model["lora"]["rank"], set()
+    for name, shape in parameters:
+        found = adapted(name.removesuffix(".weight"))
+        if not name.endswith(".weight") or found is None or found[0] not in model["lora"]["targets"]:
+            continue
+        out, inner = shape if out_in else shape[::-1]
+        if found[1] not in seen:
+            yield found[1] + ".lora_A.weight", (rank, inner)
+        seen.add(found[1])
+        yield name.removesuffix(".weight") + ".lora_B.weight", (out, rank)
+
+
+def adapter(w, number, x, name, model):
+    """What the adapter of a linear adds to what that makes of x."""
+    if name + ".lora_B.weight" not in w:
+        return 0
+    a = w[adapted(name)[1] + ".lora_A.weight"]
+    narrow = linear(number, x, a.t()) * (model["lora"]["alpha"] / model["lora"]["rank"])
+    return linear(number, narrow, w[name + ".lora_B.weight"].t())
+
+
 # ---- training -----------------------------------------------------------------------------------
 
 def learning_rate(step: int) -> float:
@@ -159,11 +205,20 @@ def adam_alone(w):
     return [torch.optim.AdamW(groups, lr=LR_MAX, betas=(BETA1, BETA2), eps=ADAM_EPS)]
 
 
+def trained_of(by_name):
+    """Of parameters those that are trained: of adapters these alone."""
+    adapters = {name: value for name, value in by_name.items() if ".lora_" in name}
+    return adapters or by_name
+
+
 def train(parameters, forward, dtype, steps=STEPS, number=Plain, muon=False):
     """(losses, gradient norms, first gradients, norms of the last weights) of one run. `dtype` is
     that of the weights that the optimizer holds."""
-    w = {name: torch.from_numpy(initial(name, shape)).to(dtype).requires_grad_()
-         for name, shape in parameters}
+    everything = {name: torch.from_numpy(initial(name, shape)).to(dtype)
+                  for name, shape in parameters}
+    w = trained_of(everything)
+    for p in w.values():
+        p.requires_grad_()
     optimizers = muon_and_adam(w) if muon else adam_alone(w)
     losses, norms, first = [], [], {}
     getattr(forward, "begin", lambda dtype: None)(dtype)
@@ -172,7 +227,7 @@ def train(parameters, forward, dtype, steps=STEPS, number=Plain, muon=False):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step)
             optimizer.zero_grad()
-        loss = forward(w, torch.from_numpy(windows(step)), number)
+        loss = forward(everything, torch.from_numpy(windows(step)), number)
         loss.backward()
         if step == 0:
             first = {name: p.grad.numpy().copy() for name, p in w.items()}
@@ -196,7 +251,7 @@ def compare(parameters, forward, model, steps=STEPS, bf16=False, muon=False):
     loss32, norm32, grad32, final32 = train(parameters, forward, torch.float32, steps, muon=muon)
     loss64, norm64, grad64, final64 = train(parameters, forward, torch.float64, steps, muon=muon)
     per_parameter = {}
-    for name, shape in parameters:
+    for name, shape in trained_of(dict(parameters)).items():
         reference = grad64[name]
         per_parameter[name] = {
             "shape": list(shape),

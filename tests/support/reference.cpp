@@ -114,6 +114,11 @@ void read_model(const nlohmann::json& json, TrainSpec::Model& model) {
 TrainSpec read_spec(const nlohmann::json& json) {
   TrainSpec spec;
   read_model(json.at("model"), spec.model);
+  if (const auto lora = json.at("model").find("lora"); lora != json.at("model").end()) {
+    lora->at("rank").get_to(spec.lora.rank);
+    lora->at("alpha").get_to(spec.lora.alpha);
+    lora->at("targets").get_to(spec.lora.targets);
+  }
   spec.train.seq_len = kSeq;
   json.at("train").at("global_batch").get_to(spec.train.global_batch);
   json.at("train").at("steps").get_to(spec.train.steps);

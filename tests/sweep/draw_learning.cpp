@@ -35,6 +35,12 @@ const Choice kMuon[] = {
     {"optimizer.muon.factor", 0.2, {"1"}},
 };
 
+const Choice kAdapters[] = {
+    {"lora.rank", 1, {"1", "2", "3", "8"}},
+    {"lora.alpha", 0.6, {"1", "16"}},
+    {"lora.targets", 0.5, {"[qkv]", "[qkv, proj]", "[up, down]", "[proj, down]"}},
+};
+
 void draw_optimizer(Draw& draw, Settings& s) {
   if (draw.chance(0.4)) {
     s.set("optimizer.type", draw.pick({"adam", "sgd", "lion", "muon"}));
@@ -108,6 +114,7 @@ void draw_learning(Draw& draw, Settings& s) {
   draw_schedule(draw, s);
   draw_optimizer(draw, s);
   draw_precision(draw, s);
+  if (draw.chance(0.12) && s.text("optimizer.type") != "muon") draw_choices(draw, s, kAdapters);
 }
 
 // Numbers that are none from the first step on, or after it: weights or steps that are far too

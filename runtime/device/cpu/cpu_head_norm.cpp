@@ -39,7 +39,7 @@ void CpuDevice::head_norm_forward(const HeadNorm& args) {
 // The sums for gamma as in layernorm_backward: fixed chunks of rows, then the chunks in order.
 void CpuDevice::head_norm_backward(const HeadNormBackward& args) {
   assert(fits(args, args.dx));
-  assert(args.dgamma.dtype == DType::f32 && args.dgamma.numel() == args.head_dim);
+  assert(!args.dgamma || (args.dgamma.dtype == DType::f32 && args.dgamma.numel() == args.head_dim));
   const int64_t rows = args.dx.rows(), dim = args.head_dim;
   const RowChunks chunks(rows);
   float* partials = workspace(chunks.count * dim);
@@ -59,6 +59,7 @@ void CpuDevice::head_norm_backward(const HeadNormBackward& args) {
                      .dim = dim});
     }
   });
+  if (!args.dgamma) return;
   kernels_.combine(partials, chunks.count, dim, dim, args.dgamma.as<float>(), args.accumulate);
 }
 

@@ -38,7 +38,7 @@ void CpuDevice::layernorm_backward(const LayerNormBackward& args) {
   assert(args.gamma.dtype == x.dtype && args.gamma.numel() == cols);
   assert(!args.mean || (args.mean.dtype == DType::f32 && args.mean.numel() == rows));
   assert(args.rstd.dtype == DType::f32 && args.rstd.numel() == rows);
-  assert(args.dgamma.dtype == DType::f32 && args.dgamma.numel() == cols);
+  assert(!args.dgamma || (args.dgamma.dtype == DType::f32 && args.dgamma.numel() == cols));
   assert(!args.dbeta || (args.dbeta.dtype == DType::f32 && args.dbeta.numel() == cols));
   const int64_t row_bytes = cols * bytes_of(x.dtype);
   // Per chunk of rows: the sums for gamma, then those for beta.
@@ -64,14 +64,15 @@ void CpuDevice::layernorm_backward(const LayerNormBackward& args) {
                      .add_to_dx = args.add_to_dx});
     }
   });
-  split(cols, 64, [&](int64_t begin, int64_t end) {
+  const auto add_up = [&](int64_t begin, int64_t end) {
     kernels_.combine(partials + begin, chunks.count, stride, end - begin,
                      args.dgamma.as<float>() + begin, args.accumulate);
     if (args.dbeta) {
       kernels_.combine(partials + cols + begin, chunks.count, stride, end - begin,
                        args.dbeta.as<float>() + begin, args.accumulate);
     }
-  });
+  };
+  if (args.dgamma) split(cols, 64, add_up);
   raise_amax(args.amax, args.dx);
 }
 

@@ -86,7 +86,7 @@ void CpuDevice::wide_norm_products(const WideNormBackward& args) {
 // The sums for gamma as in layernorm_backward: fixed chunks of rows, then the chunks in order.
 void CpuDevice::wide_norm_backward(const WideNormBackward& args) {
   assert(columns_fit(args, args.dx) && products_fit(args));
-  assert(args.dgamma.dtype == DType::f32 && args.dgamma.numel() == args.columns);
+  assert(!args.dgamma || (args.dgamma.dtype == DType::f32 && args.dgamma.numel() == args.columns));
   const int64_t rows = args.dx.rows(), columns = args.columns;
   const RowChunks chunks(rows);
   float* partials = workspace(chunks.count * columns);
@@ -100,6 +100,7 @@ void CpuDevice::wide_norm_backward(const WideNormBackward& args) {
       norm_backward(chunk);
     }
   });
+  if (!args.dgamma) return;
   kernels_.combine(partials, chunks.count, columns, columns, args.dgamma.as<float>(),
                    args.accumulate);
 }

@@ -200,6 +200,7 @@ void head_norm_backward(Queue& queue, const HeadNormBackward& args) {
              static_cast<size_t>(kBlock / kLanes * dim) * sizeof(float), queue.stream(), a);
     });
   });
+  if (!args.dgamma) return;
   combine(queue, partials, chunks.count, dim, dim, args.dgamma.as<float>(), args.accumulate);
 }
 

@@ -253,6 +253,7 @@ void wide_norm_backward(Queue& queue, const WideNormBackward& args) {
       launch(wide_backward_kernel<T, N>, grid, dim3(kBlock), 0, queue.stream(), a);
     });
   });
+  if (!args.dgamma) return;
   combine(queue, partials, chunks.count, columns, columns, args.dgamma.as<float>(),
           args.accumulate);
 }

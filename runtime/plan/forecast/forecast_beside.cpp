@@ -36,7 +36,7 @@ double saved_bytes(const Workload& work, const LayoutChoice& layout) {
     return dense / (holders * layout.ep) + experts / holders;
   };
   for (const std::vector<ChunkRange>& chunks : layout_chunks(work, layout)) {
-    const StageParams params = stage_params(work, layout, chunks);
+    const StageParams params = trained_params(work, layout, chunks);
     double saved = (1 + moments) * share(params.dense, params.experts);
     if (muon) {
       const StageMatrices matrices = stage_matrices(work, layout, chunks);

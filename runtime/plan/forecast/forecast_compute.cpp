@@ -167,7 +167,7 @@ Work add_latents(PassWork& pass, const Workload& work, const LayoutChoice& layou
   Work again;
   const Float8Linears fp8 =
       layout.float8.on ? float8_kinds(model, work.seq / layout.cp, layout.tp) : Float8Linears{};
-  const bool keeps = software.keeps_float8_x && !parts.norms && !parts.latents &&
+  const bool keeps = software.keeps_float8_x && !model.lora && !parts.norms && !parts.latents &&
                      layout.recompute.full == Recompute::Full::none;
   // `up`: behind a norm. In FP8 what they made is rounded once more for the weights' products.
   const auto linear = [&](bool taken, double out, double in, bool up) {
@@ -192,6 +192,31 @@ Work add_latents(PassWork& pass, const Workload& work, const LayoutChoice& layou
   return again;
 }
 
+// Beside adapters linears have no gradients of their weights, and the adapters have theirs.
+void add_adapters(PassWork& pass, const Workload& work, const LayoutChoice& layout,
+                  const Cluster& cluster, double n, double grads) {
+  const ModelShape& model = work.model;
+  if (!model.lora) return;
+  const auto rank = static_cast<double>(model.lora.rank);
+  const double element = bytes_of(work.compute);
+  const auto product = [&](double rows, double cols, double inner, double out) {
+    return matmul_time(cluster, rows, cols, inner, false, work.compute, out);
+  };
+  pass.backward.matmul -= pass.later;
+  pass.later = 0;
+  for (const LocalLinear& linear : layer_linears(model, layout.tp, layout.ep)) {
+    if (!model.lora.adapts(linear.slot)) continue;
+    const auto in = static_cast<double>(linear.in), out = static_cast<double>(linear.out);
+    const double narrow_x = product(n, rank, in, element);
+    pass.forward.matmul += narrow_x + product(n, out, rank, 2 * element);
+    const double weights =
+        narrow_x + product(rank, in, n, 2 * grads) + product(out, rank, n, 2 * grads);
+    pass.backward.matmul +=
+        product(n, rank, out, element) + product(n, in, rank, 2 * element) + weights;
+    pass.later += weights;
+  }
+}
+
 }  // namespace
 
 PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
@@ -208,7 +233,7 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
   const bool parallel = model.parallel_residual;
   const bool gated = model.gated();
   const bool whole = layout.recompute.full != Recompute::Full::none;
-  const bool keeps = software.keeps_float8_x && !whole;
+  const bool keeps = software.keeps_float8_x && !whole && !model.lora;
   // Linears whose sizes FP8 does not take stay as they are.
   const Float8Linears fp8 =
       layout.float8.on ? float8_kinds(model, work.seq / layout.cp, layout.tp) : Float8Linears{};
@@ -293,6 +318,7 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
     activation_again += d.n * d.parts * static_cast<double>(model.shared_ffn) / layout.tp;
   }
   const double traffic = software.elementwise * d.element;
+  add_adapters(pass, work, layout, cluster, d.n, grads);
   if (!layout.weights_later || !parts.leaves_weights()) {
     pass.later = 0;
   } else if (!whole) {
@@ -352,6 +378,7 @@ PassWork head_work(const Workload& work, const LayoutChoice& layout, const Clust
   PassWork pass;
   const double vocab = static_cast<double>(work.model.padded_vocab) / layout.tp;
   add_linear(pass, cluster, d.n, vocab, d.h, {}, work.compute, software.main_grad_bytes);
+  if (work.model.lora) pass.backward.matmul -= pass.later;  // its weight is not trained
   const double traffic = stream_time(cluster, d.n * vocab * software.logits_bytes / 2);
   pass.forward.memory_bound += traffic;
   pass.backward.memory_bound += traffic;

@@ -25,7 +25,7 @@ LayerKept kept_by_layer(const Workload& work, const LayoutChoice& layout, const 
   }
   // x of a linear: in FP8 its copy along the tokens is kept, and itself only while it is used.
   const auto copied = [&](bool fp8, double rows) {
-    return fp8 && software.keeps_float8_x && copies && rows == d.n;
+    return fp8 && software.keeps_float8_x && copies && rows == d.n && !model.lora;
   };
   const auto save_copy = [&](bool fp8, double rows, double in, bool again) {
     if (!again && copied(fp8, rows)) save(rows * in);

@@ -192,6 +192,11 @@ double scratch_of(const MemoryInput& in, const HeldStage& held) {
   if (sends) always += d.stream * d.h * d.e;
   if (layout.sequence_parallel) always += d.n * d.h * d.e;
   if (d.travels) always += d.expert_rows * 4;
+  if (model.lora) {
+    always += 2 * d.n * static_cast<double>(model.lora.rank) * d.e;
+    const bool behind_gelu = model.activation == Activation::gelu_tanh && model.lora.down;
+    if (behind_gelu) always += d.n * d.ffn * d.e;
+  }
   if (layout.float8.on) {
     // x, and dy in both orientations, of the widest linears; of experts rows, or dy, and x.
     const auto of = [](bool taken, double width) { return taken ? width : 0; };
@@ -254,6 +259,34 @@ double float8_copies(const MemoryInput& in, const HeldStage& held) {
   return 2 * (in.layout.zero == 3 ? turns[0] + turns[1] : all);
 }
 
+// The same beside adapters: of the model weights alone, divided with ZeRO-3 and else whole.
+void add_states_of_adapters(const MemoryInput& in, const HeldStage& held, MemoryForecast& one) {
+  const KeptSizes& d = in.d();
+  const int zero = in.layout.zero;
+  LayoutChoice of_model = in.layout;
+  if (zero < 3) of_model.zero = 0;
+  const MemoryInput model(in.work, of_model, in.software);
+  const StageParams frozen = laid_out(model, held.chunks);
+  const ShardRanks ranks(in.layout);
+  double trained =
+      filled_up(trained_params(in.work, in.layout, held.chunks).dense, zero > 0 ? ranks.dense : 1);
+  double windows = 0;
+  if (zero >= 2) {
+    const double layer = filled_up(adapter_params(in.model(), in.layout), ranks.dense);
+    trained = 0;
+    for (const ChunkRange& chunk : held.chunks)
+      trained += static_cast<double>(chunk.layers) * layer;
+    windows = 2 * layer;
+  }
+  const double shard = trained / ranks.dense;
+  const double master = master_bytes(in.software, in.work.compute);
+  one.weights = d.e * (zero == 3 ? frozen.dense / ranks.dense + frozen.experts / ranks.experts +
+                                       windows_of(model) + shard + windows
+                                 : frozen.sum() + trained);
+  one.gradients = 4 * (zero >= 2 ? shard + windows : trained);
+  one.optimizer = (4 * moments_of(in.work.optimizer) + master) * (zero >= 1 ? shard : trained);
+}
+
 // Weights, their gradients and the optimizer's state.
 void add_states(const MemoryInput& in, const HeldStage& held, MemoryForecast& one) {
   const LayoutChoice& layout = in.layout;
@@ -269,7 +302,9 @@ void add_states(const MemoryInput& in, const HeldStage& held, MemoryForecast& on
     firsts_only = layout.zero >= 1 ? matrices.dense / ranks.dense + matrices.experts / ranks.experts
                                    : matrices.sum();
   }
-  if (in.software.torch_fsdp) {
+  if (in.model().lora) {
+    add_states_of_adapters(in, held, one);
+  } else if (in.software.torch_fsdp) {
     // Masters in fp32 are the weights; gathered copies in the compute type: whole stages where a
     // pipeline keeps them (reshard_after_forward is off then), else the unit that computes and the
     // next, the embedding and the head being units of their own. Gradients likewise.
@@ -293,7 +328,7 @@ void add_states(const MemoryInput& in, const HeldStage& held, MemoryForecast& on
     one.optimizer += 8 * numbers;
   }
   one.weights += float8_copies(in, held);
-  if (in.model().tie_embeddings && held.embedding && held.head) {
+  if (in.model().tie_embeddings && held.embedding && held.head && !in.model().lora) {
     const double rows = std::min(d.vocab, d.n * (layout.zero >= 2 ? 1 : in.micro_batches));
     one.gradients += rows * (d.h * 4 + 4);
   }
@@ -306,7 +341,7 @@ double activations_of(const MemoryInput& in, const HeldStage& held) {
   double slot = 0, again = 0, later = 0;
   for (const ChunkRange& chunk : held.chunks) {
     double bytes = 0, left = 0;
-    if (chunk.embedding) bytes += 2 * in.d().n * 4;
+    if (chunk.embedding) bytes += (in.model().lora ? 1 : 2) * in.d().n * 4;
     for (const LayerGroup& group : layer_groups(in.layout.recompute, chunk)) {
       double always = 0, made = 0, input = 0;
       for (int64_t layer = group.first_layer; layer < group.end_layer(); ++layer) {

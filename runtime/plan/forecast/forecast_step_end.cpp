@@ -23,7 +23,7 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
                  const Software& software, const std::vector<ChunkRange>& chunks,
                  const StageTimes& times) {
   StepEnd end;
-  const StageParams params = stage_params(work, layout, chunks);
+  const StageParams params = trained_params(work, layout, chunks);
   const double element = bytes_of(work.compute);
   const int64_t micro_batches = work.global_batch / (layout.micro_batch * layout.replicas());
   // Dense parameters are shared by dp x ep x cp ranks, experts by dp x cp; of one copy of shards.
@@ -33,11 +33,14 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
   const GroupLink link = group_link(cluster, dense, inner, layout.world());
   const GroupLink expert_link =
       group_link(cluster, expert, inner * (params.experts > 0 ? layout.ep : 1), layout.world());
-  const auto gather = [&](double bytes_per_param) {
-    double time = gather_time(link, params.dense * bytes_per_param);
-    if (params.experts > 0) time += gather_time(expert_link, params.experts * bytes_per_param);
+  const auto gather_of = [&](const StageParams& some, double bytes_per_param) {
+    double time = gather_time(link, some.dense * bytes_per_param);
+    if (some.experts > 0) time += gather_time(expert_link, some.experts * bytes_per_param);
     return time;
   };
+  const auto gather = [&](double bytes_per_param) { return gather_of(params, bytes_per_param); };
+  // What is not trained is gathered where weights are divided.
+  const StageParams frozen = work.model.lora ? stage_params(work, layout, chunks) : StageParams();
   const auto sent = [](double elements, double ranks) { return elements * (ranks - 1) / ranks; };
   const double ring = sent(params.dense, dense) + sent(params.experts, expert);
   const double shard_elements =
@@ -59,7 +62,7 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
     if (layout.zero == 3) {
       // Weights before forward and before backward, gradients scattered, every micro-batch; each
       // unit is fetched while the one before computes (arXiv 2304.11277).
-      const double weights = gather(weight);
+      const double weights = gather(weight) + gather_of(frozen, weight);
       // Each waited for where it is not to run beside.
       const auto backward = [&](double grads) {
         double beside = 0, waited = 0;
@@ -72,6 +75,8 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
                  static_cast<double>(micro_batches - 1) * backward(gather(grad)) +
                  backward(gather(grad) + over_copies);
       end.bytes += static_cast<double>(micro_batches) * ring * (2 * weight + grad);
+      const double frozen_ring = sent(frozen.dense, dense) + sent(frozen.experts, expert);
+      end.bytes += static_cast<double>(micro_batches) * frozen_ring * 2 * weight;
     } else {
       // Gradients beside the backward of the last micro-batch; weights (ZeRO) beside the forward
       // of the next step's first. ZeRO-2 scatters every micro-batch.

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "runtime/plan/cost.h"
+#include "runtime/plan/float8.h"
 #include "runtime/plan/param_layout.h"
 
 namespace mtl {
@@ -120,6 +121,28 @@ std::vector<std::vector<ChunkRange>> layout_chunks(const Workload& work,
                  : balanced_stages(work.model, work.seq, stages);
   }
   return pipeline_layout(layers, layout.pp, layout.chunks);
+}
+
+StageParams trained_params(const Workload& work, const LayoutChoice& layout,
+                           const std::vector<ChunkRange>& chunks) {
+  if (!work.model.lora) return stage_params(work, layout, chunks);
+  const LayerShapes shapes(work.model);
+  StageParams sum;
+  for (const ChunkRange& chunk : chunks) {
+    for (int64_t layer = chunk.first_layer; layer < chunk.end_layer(); ++layer) {
+      sum.dense += adapter_params(shapes.of(layer), layout);
+    }
+  }
+  return sum;
+}
+
+double adapter_params(const ModelShape& model, const LayoutChoice& layout) {
+  if (!model.lora) return 0;
+  int64_t elements = 0;
+  for (const LocalLinear& linear : layer_linears(model, layout.tp, layout.ep)) {
+    if (model.lora.adapts(linear.slot)) elements += model.lora.rank * (linear.in + linear.out);
+  }
+  return static_cast<double>(elements);
 }
 
 StageParams stage_params(const Workload& work, const LayoutChoice& layout,

@@ -13,6 +13,11 @@ struct StageParams {
   double dense = 0, experts = 0;
   double sum() const { return dense + experts; }
 };
+// Of what is trained: of adapters (ModelShape::lora) where the model has them. And of those of one
+// layer, in elements.
+StageParams trained_params(const Workload& work, const LayoutChoice& layout,
+                           const std::vector<ChunkRange>& chunks);
+double adapter_params(const ModelShape& model, const LayoutChoice& layout);
 StageParams stage_params(const Workload& work, const LayoutChoice& layout,
                          const std::vector<ChunkRange>& chunks);
 // Of one layer, a mixture if the model has experts.

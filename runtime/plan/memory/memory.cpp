@@ -82,6 +82,8 @@ MemoryPlan memory_plan(const ModelShape& shape, const ParamLayout& layout, const
   if (layout.shards_weights()) {
     arena.add("weight_shards", needs.compute, {layout.shard_total()});
   }
+  if (needs.frozen > 0) arena.add(kFrozen, needs.compute, {needs.frozen});
+  if (needs.frozen_shards > 0) arena.add(kFrozenShards, needs.compute, {needs.frozen_shards});
   if (needs.training) add_float8_weights(arena, shape, layout, needs);
   if (shape.expert_bias) arena.add(kExpertBias, DType::f32, {shape.layers, shape.experts});
   arena.count(from);
@@ -95,7 +97,7 @@ MemoryPlan memory_plan(const ModelShape& shape, const ParamLayout& layout, const
     // occur, so that it is added to the head's part in the same order as if it came from another
     // stage.
     const bool together =
-        shape.tie_embeddings &&
+        shape.tie_embeddings && !shape.lora &&
         std::any_of(needs.chunks.begin(), needs.chunks.end(),
                     [](const ChunkRange& chunk) { return chunk.embedding && chunk.head; });
     if (together) {

@@ -92,6 +92,8 @@ struct MemoryNeeds {
   OptimizerKind optimizer = OptimizerKind::adamw;
   MatrixNeeds matrices = {};  // with OptimizerKind::muon
   bool offload = false;       // the optimizer's state lies on the host
+  // Elements of weights that are not trained, and of the rank's shards of them with ZeRO-3.
+  int64_t frozen = 0, frozen_shards = 0;
   Recompute recompute = {};
   int64_t logits_rows = 8192;  // tokens whose logits are there at a time, at most
   bool training = true;        // false = generation: no gradients, optimizer or backward
@@ -163,6 +165,12 @@ inline constexpr const char* kWeightedLater = "mlp.later_dweighted";
 inline constexpr const char* kLogitsLater = "mlp.later_dlogits";
 inline constexpr const char* kSharedBeforeActLater = "mlp.later_dshared_before_act";
 inline constexpr const char* kSharedGateLater = "mlp.later_dshared_gate";
+// Of weights that are not trained; and scratch of adapters (model/adapter.h).
+inline constexpr const char* kFrozen = "frozen";
+inline constexpr const char* kFrozenShards = "frozen_shards";
+inline constexpr const char* kAdapterX = "adapter.x";
+inline constexpr const char* kAdapterDy = "adapter.dy";
+inline constexpr const char* kAdapterDx = "adapter.dx";
 // Where chunk `chunk` leaves its output for the next virtual stage.
 inline constexpr const char* kChunkOutput = "chunk.output";
 // The stream behind layer `layer`: the input of the next one, of the head, or the chunk's output.

@@ -40,9 +40,9 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
     std::erase_if(float8, [](const LocalLinear& x) { return x.slot.starts_with("mlp."); });
   }
   // x of a linear. In FP8 backward multiplies its copy along the tokens, which forward makes beside
-  // the other one: that is kept, and x itself only until then.
+  // the other one: that is kept, and x itself only until then; but adapters multiply that.
   auto copies_x = [&](const char* slot, const std::vector<int64_t>& dims) {
-    return std::any_of(float8.begin(), float8.end(), [&](const LocalLinear& linear) {
+    return !shape.lora && std::any_of(float8.begin(), float8.end(), [&](const LocalLinear& linear) {
       return linear.slot == slot && dims == std::vector{d.n, linear.in};
     });
   };
@@ -216,7 +216,9 @@ void add_activations(ArenaBuilder& arena, const ModelShape& shape, const MemoryN
   for (const ChunkRange& chunk : needs.chunks) {
     arena.go_to(chunks);
     if (chunk.embedding) arena.add("tokens", DType::i32, {d.n});
-    if (chunk.embedding && needs.training) arena.add("tied.slots", DType::i32, {d.n});
+    if (chunk.embedding && needs.training && !shape.lora) {
+      arena.add("tied.slots", DType::i32, {d.n});
+    }
     for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
       if (group.again && needs.recompute.distribute) {
         arena.add(layer_buffer(group.first_layer, "attn.kept"), needs.compute,

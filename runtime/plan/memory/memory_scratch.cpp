@@ -53,6 +53,19 @@ void add_latent_scratch(ArenaBuilder& arena, const ModelShape& shape, const Rank
   arena.add("attn.dnormed_latent", compute, {d.n, std::max(q_rank, kv_rank)});
 }
 
+// Of the linear that is at work: what its adapter's inner width is of x and of dy, and in backward
+// what the adapter adds where a GELU before the linear has the sum's gradient.
+void add_adapter_scratch(ArenaBuilder& arena, const ModelShape& shape, const RankDims& d,
+                         DType compute, bool training) {
+  if (!shape.lora) return;
+  arena.add(kAdapterX, compute, {d.n, shape.lora.rank});
+  if (!training) return;
+  arena.add(kAdapterDy, compute, {d.n, shape.lora.rank});
+  if (shape.activation == Activation::gelu_tanh && shape.lora.down) {
+    arena.add(kAdapterDx, compute, {d.n, d.ffn});
+  }
+}
+
 // What Muon orthogonalizes matrices in.
 void add_matrix_scratch(ArenaBuilder& arena, const MemoryNeeds& needs) {
   const DType type = matrix_type(needs.compute);
@@ -98,6 +111,7 @@ void add_scratch(ArenaBuilder& arena, const ModelShape& shape, const ParamLayout
   }
   arena.add("branch", compute, {d.n, d.h});  // output of a block before the residual
   if (sends) arena.add(kChunkOutput, compute, {d.stream, d.h});
+  add_adapter_scratch(arena, shape, d, compute, needs.training);
   if (!needs.training) {
     if (shape.experts > 0) arena.add("mlp.token_rows", compute, {d.rows, d.h});
     add_latent_scratch(arena, shape, d, compute, false);

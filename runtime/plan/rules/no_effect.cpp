@@ -109,6 +109,9 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   check("model.moe.expert_bias", moe.experts > 0, moe.expert_bias, no_moe.expert_bias, no_experts);
   check("model.moe.bias_rate", moe.experts > 0 && moe.expert_bias, moe.bias_rate, no_moe.bias_rate,
         moe.experts > 0 ? "model.moe.expert_bias is false" : no_experts);
+  const bool adapters = spec.lora.rank > 0;
+  check("lora.alpha", adapters, spec.lora.alpha, 0.0, "lora.rank is 0");
+  check("lora.targets", adapters, spec.lora.targets, built_in.lora.targets, "lora.rank is 0");
   check("parallel.ep_room", spec.parallel.ep > 1, spec.parallel.ep_room, built_in.parallel.ep_room,
         "parallel.ep is 1");
   check("parallel.schedule", spec.parallel.pp > 1, spec.parallel.schedule,

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "runtime/plan/float8.h"
 #include "runtime/plan/rules/nearest.h"
 #include "runtime/plan/rules/rule_book.h"
 
@@ -235,6 +236,24 @@ void check_latents(const TrainSpec::Model& given, const ModelShape& model, RuleB
             "DeepSeek-V3 has head_dim 192 and value_dim 128");
 }
 
+void check_lora(const RuleInput& input, RuleBook& book) {
+  const ModelShape& model = input.model;
+  if (!model.lora) return;
+  bool any = false;
+  const LayerShapes shapes(model);
+  for (int64_t layer = 0; layer < model.layers; ++layer) {
+    for (const LocalLinear& linear : layer_linears(shapes.of(layer), 1, 1)) {
+      any = any || model.lora.adapts(linear.slot);
+    }
+  }
+  book.rule("model.lora", "lora.targets", any,
+            "lora.targets names no linear that this model has: experts have no adapters",
+            "add qkv or proj");
+  book.rule("model.lora", "optimizer.type", input.spec.optimizer.type != "muon",
+            "muon orthogonalizes matrices of layers, and here only adapters are trained",
+            "use optimizer.type=adamw");
+}
+
 }  // namespace
 
 void check_model(const RuleInput& input, RuleBook& book) {
@@ -300,6 +319,7 @@ void check_model(const RuleInput& input, RuleBook& book) {
             fmt::format("model.max_seq {} is shorter than train.seq_len {}", model.max_seq,
                         input.spec.train.seq_len),
             fmt::format("use max_seq >= {}, or leave it out", input.spec.train.seq_len));
+  check_lora(input, book);
 }
 
 void check_loss_scale(const RuleInput& input, RuleBook& book) {

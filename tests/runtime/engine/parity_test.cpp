@@ -173,6 +173,46 @@ TEST_CASE("variants of LLaMA follow PyTorch for 10 steps, and every layout does 
   }
 }
 
+TEST_CASE("adapters follow PyTorch for 10 steps, and every layout does so for some") {
+  for (const std::string model : {"gpt2_lora", "llama_lora", "llama_lora_latent"}) {
+    CAPTURE(model);
+    const ReferenceRun expected = read_reference(model);
+    const auto check = [&](const TrainSpec& spec, const Way& way) {
+      CAPTURE(way.name);
+      const Follow how = way.layout.world() == 1 ? Follow::all : Follow::begin;
+      check_fp32(expected, follow(spec, way, how), how);
+    };
+    for (const Way& way : {Way{"one rank", {}},
+                           {"one rank in micro-batches", {}, 4},
+                           {"tp 2", {.tp = 2}},
+                           {"tp 4, all tokens on all", {.tp = 4}, 0, "false"},
+                           {"dp 2 cp 2", {.dp = 2, .cp = 2}},
+                           {"pp 2 virtual 2", {.pp = 2, .virtual_stages = 2}, 3},
+                           {"tp 2 pp 2 dp 2", {.tp = 2, .dp = 2, .pp = 2}, 3}}) {
+      check(expected.spec, way);
+    }
+    TrainSpec spec = expected.spec;
+    for (const int zero : {0, 2, 3}) {
+      spec.parallel.zero = zero;
+      CAPTURE(zero);
+      check(spec, {"dp 2", {.dp = 2}, 3});
+      check(spec, {"tp 2 dp 2", {.tp = 2, .dp = 2}});
+    }
+    spec = expected.spec;
+    spec.parallel.schedule = "zb-h1";
+    check(spec, {"pp 2, gradients of weights later", {.pp = 2}, 3});
+    spec.parallel.schedule = "1f1b";
+    spec.recompute.mode = "full";
+    check(spec, {"tp 2, layers again", {.tp = 2}});
+    spec.recompute.mode = "selective";
+    for (const std::vector<std::string>& modules :
+         {std::vector<std::string>{"core_attn", "norm", "mlp"}, {"norm", "mlp_act"}}) {
+      spec.recompute.modules = modules;
+      check(spec, {"one rank, " + modules.back() + " again", {}});
+    }
+  }
+}
+
 TEST_CASE("mixtures of experts follow PyTorch for 10 steps, and every layout does so for some") {
   for (const std::string model :
        {"mixtral_small", "mixtral_aux", "mixture_gated", "mixture_balanced", "mixture_sinks"}) {

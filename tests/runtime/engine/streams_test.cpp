@@ -264,6 +264,15 @@ TEST_CASE("streams: matrices on their way to those that orthogonalize them") {
   compare(spec, {.tp = 2, .pp = 2});
 }
 
+TEST_CASE("streams: adapters beside weights that stay as they are") {
+  TrainSpec spec = spec_of(false);
+  spec.lora.rank = 4;
+  compare(spec, {});
+  compare(spec, {.tp = 2, .pp = 2});
+  spec.parallel.zero = 3;
+  compare(spec, {.tp = 2, .dp = 2});
+}
+
 TEST_CASE("streams: all at once") {
   TrainSpec spec = spec_of(false);
   compare(spec, {.tp = 2, .dp = 2, .pp = 2});

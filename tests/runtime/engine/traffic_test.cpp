@@ -162,6 +162,9 @@ void zero_2(TrainSpec& spec) {
 void muon(TrainSpec& spec) {
   spec.optimizer.type = "muon";
 }
+void adapters(TrainSpec& spec) {
+  spec.lora.rank = 4;
+}
 void zero_3(TrainSpec& spec) {
   spec.parallel.zero = 3;
 }
@@ -308,6 +311,11 @@ const Variant kVariants[] = {
     {"tp 4 dp 2 zero 0 muon", {.tp = 4, .dp = 2}, both(muon, zero_0)},
     {"dp 4 zero 3 muon in copies", {.dp = 4, .zero_ranks = 2}, both(muon, zero_3)},
     {"dp 2 ep 3 muon small buckets", {.dp = 2, .ep = 3}, both(muon, small_buckets)},
+    {"tp 2 dp 2 pp 2 adapters sp", {.tp = 2, .dp = 2, .pp = 2}, both(adapters, sequence_parallel)},
+    {"tp 4 adapters full", {.tp = 4}, both(adapters, full_of_3)},
+    {"tp 2 dp 2 zero 3 adapters", {.tp = 2, .dp = 2}, both(adapters, zero_3)},
+    {"dp 2 ep 3 zero 3 adapters", {.dp = 2, .ep = 3}, both(adapters, zero_3)},
+    {"dp 2 ep 3 adapters small buckets", {.dp = 2, .ep = 3}, both(adapters, small_buckets)},
     {"tp 2 cp 2 ep 3 muon zero 2", {.tp = 2, .cp = 2, .ep = 3}, both(muon, zero_2)},
 };
 

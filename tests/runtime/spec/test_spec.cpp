@@ -111,6 +111,7 @@ TEST_CASE("every key can be set to what it is not") {
       "    max_restarts: x\n"
       "    apply: x\n"
       "init: {std: 0.01}\n"
+      "lora: {rank: 8, alpha: 4, targets: [down, qkv]}\n"
       "checkpoint: {every: 1.5k, keep_last: 0, resume: must}\n"
       "log: {every: 1, tensorboard: false}\n",
       {.train_yaml = {},
