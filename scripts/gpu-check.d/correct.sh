@@ -157,13 +157,13 @@ stage_ops() {
 }
 
 # A few steps of tiny models on the CPU and on the GPU, with all that a step has (graphs, our newest
-# attention, FP8, Muon, targets that do not count). Where they fail: which switch goes round it, and which op it is.
+# attention, FP8, Muon, adapters, targets that do not count). Where they fail: which switch goes round it, and which op it is.
 stage_smoke() {
   need_gpu
   need "$from/libmtl_cuda.so"
   need "$from/bench/train_gpu"
   local failed= shape switch healed why words asked= op
-  local shapes=(tiny tiny-llama tiny-fp8 tiny-asks tiny-llama-muon)
+  local shapes=(tiny tiny-llama tiny-fp8 tiny-asks tiny-llama-muon tiny-lora)
   take_settings
   MTL_DEVICE=cpu limited 15 "$from/bench/train_gpu" --no-parts --json "$records/smoke-cpu.jsonl" \
     "${shapes[@]}" >"$records/smoke-cpu.log" 2>&1 || tail -n 5 "$records/smoke-cpu.log"

@@ -47,12 +47,13 @@ inline const std::map<std::string, Shape>& shapes() {
 // "124m-fp8" is 124m in fp8; "1.5b-norm-act7-b21-fp8" makes normalised rows again, and the
 // activations of 7 layers (-act: of all; recompute.mode: selective), with 21 sequences a
 // micro-batch and as many of those as come to no more of them in a step. "tiny-asks-muon" has
-// targets that do not count in the loss, in each sample another share, and is trained by Muon.
+// targets that do not count in the loss, in each sample another share, and is trained by Muon;
+// "tiny-lora" has adapters of rank 16 trained in its place.
 struct NamedShape {
   std::string name = {};
   TrainSpec::Recompute recompute = {};
   int64_t batch = 0;  // 0: the shape's
-  bool fp8 = false, muon = false, asks = false;
+  bool fp8 = false, lora = false, muon = false, asks = false;
 };
 inline NamedShape named_shape(const std::string& title) {
   NamedShape named = {.name = title};
@@ -73,6 +74,7 @@ inline NamedShape named_shape(const std::string& title) {
   TrainSpec::Recompute& recompute = named.recompute;
   std::vector<std::string> modules;
   named.fp8 = take("-fp8");
+  named.lora = take("-lora");
   named.muon = take("-muon");
   named.asks = take("-asks");
   named.batch = take_number("-b");
@@ -118,6 +120,7 @@ inline TrainSpec spec_of(const Shape& shape, const NamedShape& named) {
   spec.precision.dtype = named.fp8 ? "fp8" : "bf16";
   spec.recompute = named.recompute;
   if (named.muon) spec.optimizer.type = "muon";
+  if (named.lora) spec.lora.rank = 16;
   return spec;
 }
 

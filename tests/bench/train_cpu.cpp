@@ -30,8 +30,10 @@ Rates measure(DType dtype) {
   return {measure_matmul_rate(dtype, 0.4), measure_memory_rate(0.2)};
 }
 
-// Of `of` targets one counts in the loss.
-void run(const char* dtype, int64_t batch, int64_t seq, int threads, int steps, int64_t of = 1) {
+// Of `of` targets one counts in the loss. `rank`: of adapters that are trained in the model's
+// place.
+void run(const char* dtype, int64_t batch, int64_t seq, int threads, int steps, int64_t of = 1,
+         int64_t rank = 0) {
   ResolvedSpec resolved;
   TrainSpec& spec = resolved.spec;
   spec = test::spec_with({.layers = 12,
@@ -43,6 +45,7 @@ void run(const char* dtype, int64_t batch, int64_t seq, int threads, int steps, 
                           .steps = 1000});
   spec.model.max_seq = 1024;
   spec.precision.dtype = dtype;
+  spec.lora.rank = rank;
   Diagnostics diagnostics;
   const Plan plan = make_plan(resolved, {.vocab = kVocab}, 1, diagnostics);
   diagnostics.throw_if_errors();
@@ -71,9 +74,12 @@ void run(const char* dtype, int64_t batch, int64_t seq, int threads, int steps, 
   const double head = flops_per_token_of_head(plan.model);
   const double needed = plan.cost.flops_per_token - head + head / static_cast<double>(of);
   const double rate = needed * tokens / median;
-  fmt::print("{:5} {:3} {:5} {:7} {:9.3f} {:9.3f} {:9.0f} {:11.0f} {:7.1f} % {:13.0f} {:12.1f}\n",
-             dtype, batch, seq, fmt::format("1/{}", of), best, median, tokens / median, rate / 1e9,
-             100 * rate / matmul, matmul / 1e9, std::max(before.memory, after.memory) / 1e9);
+  fmt::print(
+      "{:5} {:3} {:5} {:7} {:>8} {:5.2f} {:9.3f} {:9.3f} {:9.0f} {:11.0f} {:7.1f} % {:13.0f} "
+      "{:12.1f}\n",
+      dtype, batch, seq, fmt::format("1/{}", of), rank > 0 ? fmt::format("lora {}", rank) : "all",
+      static_cast<double>(plan.peak_bytes()) / 1e9, best, median, tokens / median, rate / 1e9,
+      100 * rate / matmul, matmul / 1e9, std::max(before.memory, after.memory) / 1e9);
   std::fflush(stdout);
 }
 
@@ -85,12 +91,13 @@ int main(int argc, char** argv) {
   fmt::print("GPT-2 124M, forward + backward + AdamW, {} threads, {} steps after 2 to warm up\n",
              threads, steps);
   fmt::print(
-      "dtype   B     T learned    best s  median s   tokens/s model GF/s of matmul  matmul GF/s  "
-      "memory "
-      "GB/s\n");
+      "dtype   B     T learned  trained    GB    best s  median s  tokens/s  model GF/s of matmul  "
+      " "
+      "matmul GF/s  memory GB/s\n");
   run("bf16", 4, 64, threads, steps);
   run("fp32", 4, 64, threads, steps);
   run("bf16", 4, 1024, threads, std::max(2, steps / 3));
   run("bf16", 4, 1024, threads, std::max(2, steps / 3), 4);
+  run("bf16", 4, 1024, threads, std::max(2, steps / 3), 1, 16);
   return 0;
 }

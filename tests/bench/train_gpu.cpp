@@ -5,9 +5,9 @@
 // Shapes: those of gpu_runs.h, of which 124m, 1.5b and llama-8b are measured without further words,
 // in bf16, and with -fp8 behind the name in fp8, against bf16's peak too. Before that: -norm, -act,
 // -actN (of N layers), what is made again in backward, -bN, other micro-batches, -asks, targets of
-// which some do not count, and -muon. llama-8b has as many layers as fit.
-// tests/reference/gpu_baseline.py has the same in PyTorch and joins the two: --json appends an
-// object per shape to FILE. Model FLOPs count causal attention once and recompute not at
+// which some do not count, -muon, and -lora, adapters in place of the model. llama-8b has as many
+// layers as fit. tests/reference/gpu_baseline.py has the same in PyTorch and joins the two: --json
+// appends an object per shape to FILE. Model FLOPs count causal attention once and recompute not at
 // all; the peak is that of the catalogue (runtime/plan/forecast/gpus.h). A step is four
 // micro-batches and one update (of a run for real it would be more). Median of the steps behind the
 // first two
@@ -57,12 +57,13 @@ int64_t memory_in_use(const MadeDevice& made) {
   return facts.memory_bytes - facts.free_bytes;
 }
 
-// "bf16", "fp8", "bf16+asks+muon", "bf16, cudnn", "bf16, norm mlp_act:7"
+// "bf16", "fp8+lora", "bf16+asks+muon", "bf16, cudnn", "bf16, norm mlp_act:7"
 std::string variant(DType compute, const bench::NamedShape& named) {
   const char* attention = std::getenv("MTL_ATTENTION");
   std::string name = named.fp8 ? "fp8" : compute_name(compute);
   if (named.asks) name += "+asks";
   if (named.muon) name += "+muon";
+  if (named.lora) name += "+lora";
   if (attention != nullptr) name += fmt::format(", {}", attention);
   if (named.recompute.mode == "none") return name;
   std::vector<std::string> modules = named.recompute.modules;
