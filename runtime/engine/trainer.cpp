@@ -301,7 +301,8 @@ StepResult Trainer::step(int64_t step, const Samples& samples, Requests requests
                        .step = updates_ + 1});
     balance_experts();
     windows_.changed();
-    float8_.changed();
+    // What is not trained keeps its copies, but where layers take turns with these.
+    if (!plan_.model.lora || stage_.layout.shards_weights()) float8_.changed();
     if (spec_.parallel.overlap.param_gather == "false") optimizer_.require_all();
   }
   read(step, result);  // the step's only wait

@@ -196,6 +196,7 @@ class Float8Copies {
 };
 
 int64_t all_float8_linears(const ModelShape& shape, const MemoryNeeds& needs) {
+  if (shape.lora) return 0;  // made once, before the first step
   const Float8Copies copies(shape, needs);
   int64_t linears = 0;
   for (const ChunkRange& chunk : needs.chunks) {
