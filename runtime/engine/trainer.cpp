@@ -352,6 +352,10 @@ Diagnostic Trainer::diverged(int64_t step, const StepResult& result, const Sampl
     const Tensor weights = optimizer_.kept_weights(i);
     if (weights.numel() > 0) search.weights(stage_.layout.params[i].row, weights);
   }
+  for (const ParamPlacement& param : stage_.frozen.params) {
+    const Masters kept = frozen_state(param).master;
+    if (kept.numel() > 0) search.weights(param.row, kept.whole ? kept.whole : kept.weights);
+  }
   run_micro_batches(step, samples, &search);
   const std::string where = search.agree(groups_.world());
   const std::string what = fmt::format("step {}: loss {} and gradient norm {}", step + 1,
