@@ -42,6 +42,9 @@ const std::map<std::string, std::string>& architectures() {
       {"exaone4", "Exaone4ForCausalLM"},
       {"glm", "GlmForCausalLM"},
       {"glm4", "Glm4ForCausalLM"},
+      {"glm4_moe", "Glm4MoeForCausalLM"},
+      {"seed_oss", "SeedOssForCausalLM"},
+      {"ernie4_5", "Ernie4_5ForCausalLM"},
       {"starcoder2", "Starcoder2ForCausalLM"}};
   return kArchitectures;
 }

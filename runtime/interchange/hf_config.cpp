@@ -195,6 +195,45 @@ void read_smollm3(ConfigReader& config, ModelShape& shape) {
   read_hf_windows(config, {.switched = true, .by_layer = true, .of_unrotated = true}, shape);
 }
 
+// GLM-4.5: unlike GLM-4 it turns halves of what is rotated, and has no norms behind blocks.
+void read_glm4_moe(ConfigReader& config, ModelShape& shape) {
+  read_llama_like(config, shape, {.norm_eps = 1e-5, .rope = {10000, 0.5}, .kv_heads = 8});
+  shape.qkv_bias = config.boolean("attention_bias", false);
+  shape.qk_norm = config.boolean("use_qk_norm", false);
+  read_deepseek_experts(config, shape,
+                        {.experts = 128,
+                         .chosen = 8,
+                         .ffn = 1408,
+                         .shared = 1,
+                         .dense = 1,
+                         .scores = {.sigmoid = true}});
+}
+
+// Llama with a switch for each part's biases.
+void read_seed_oss(ConfigReader& config, ModelShape& shape) {
+  read_llama_like(config, shape,
+                  {.norm_eps = 1e-6, .rope = {10000}, .kv_heads = 8, .head_dim = 128});
+  shape.qkv_bias = config.boolean("attention_bias", true);
+  shape.bias = config.boolean("attention_out_bias", false);
+  if (config.boolean("mlp_bias", false) == shape.bias) return;
+  config.refuse(
+      "'attention_out_bias' and 'mlp_bias' differ, and here both of these parts have biases, or "
+      "neither has, whatever Q, K and V have",
+      "this model cannot be run by mtl");
+}
+
+void read_ernie(ConfigReader& config, ModelShape& shape) {
+  read_llama_like(config, shape,
+                  {.norm_eps = 1e-5, .rope = {500'000}, .kv_heads = 2, .head_dim = 128});
+  shape.bias = shape.qkv_bias = config.boolean("use_bias", false);
+  shape.tie_embeddings = config.boolean("tie_word_embeddings", true);
+  // Baidu's own code divides positions by it, and transformers does not read it.
+  if (config.number("compression_ratio", 1) != 1) {
+    config.refuse("'compression_ratio' is not 1: positions are not divided here",
+                  "this model cannot be run by mtl");
+  }
+}
+
 void read_family(ConfigReader& config, const std::string& type, ModelShape& shape) {
   if (type == "gpt2") return read_gpt2(config, shape);
   if (type == "gpt_neox") return read_gpt_neox(config, shape);
@@ -206,6 +245,9 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
   if (type == "olmo3") return read_olmo3(config, shape);
   if (type == "exaone4") return read_exaone4(config, shape);
   if (type == "smollm3") return read_smollm3(config, shape);
+  if (type == "glm4_moe") return read_glm4_moe(config, shape);
+  if (type == "seed_oss") return read_seed_oss(config, shape);
+  if (type == "ernie4_5") return read_ernie(config, shape);
   if (type == "gpt_oss") return read_gpt_oss(config, shape);
   if (type.starts_with("granite")) return read_granite(config, type, shape);
   if (type.starts_with("cohere")) return read_cohere(config, type, shape);
@@ -349,8 +391,10 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
   if (const nlohmann::json* const classes = config.find("architectures")) {
     const std::string base = model.architecture.substr(0, model.architecture.find("LM"))
                                  .substr(0, model.architecture.find("For"));
+    // ERNIE 4.5 came with code of its own, which spells it otherwise.
     const bool fits = classes->is_array() && classes->size() == 1 && (*classes)[0].is_string() &&
-                      ((*classes)[0] == model.architecture || (*classes)[0] == base + "Model");
+                      ((*classes)[0] == model.architecture || (*classes)[0] == base + "Model" ||
+                       (type == "ernie4_5" && (*classes)[0] == "Ernie4_5_ForCausalLM"));
     if (!fits) refuse_family(fmt::format("'architectures' is {}", classes->dump().substr(0, 80)));
   }
   ModelShape& shape = model.shape;
@@ -366,7 +410,9 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
                       shape.hidden, shape.ffn));
     }
   }
-  if (shape.has_latents()) model.layers_ahead = config.size("num_nextn_predict_layers", 0);
+  if (shape.has_latents() || type == "glm4_moe") {
+    model.layers_ahead = config.size("num_nextn_predict_layers", 0);
+  }
   const auto positive = [&](const char* what, int64_t value) {
     if (value >= 1) return true;
     config.refuse(fmt::format("{} is {}", what, value));

@@ -18,7 +18,7 @@ struct HfModel {
   // It is the text part of a model that sees pictures, and its tensors have names inside that one.
   bool with_pictures = false;
   // Layers behind those of the model, which predict tokens further ahead (DeepSeek-V3's multi-token
-  // prediction, arXiv 2412.19437) and are not read.
+  // prediction, arXiv 2412.19437; GLM-4.5 has it, too) and are not read.
   int64_t layers_ahead = 0;
   bool mxfp4 = false;  // the weights of experts are (hf_mxfp4.h)
 };

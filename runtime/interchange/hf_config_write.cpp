@@ -141,6 +141,12 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
     write_deepseek_experts(shape, config);
     config["sliding_window"] = window();
     full_below();
+  } else if (model.architecture == "Glm4MoeForCausalLM") {
+    config["model_type"] = "glm4_moe";
+    config["attention_bias"] = shape.qkv_bias;
+    config["use_qk_norm"] = shape.qk_norm;
+    config["partial_rotary_factor"] = shape.rope_fraction;
+    write_deepseek_experts(shape, config);
   } else if (model.architecture == "Qwen3MoeForCausalLM") {
     config["model_type"] = "qwen3_moe";
     config["attention_bias"] = false;
@@ -227,6 +233,12 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
                                                              : shape.max_seq;
     config["sliding_window"] = window();
     // The family's own, where nothing is said, is a row that a small vocabulary has not.
+    config["pad_token_id"] = nullptr;
+  } else if (model.architecture == "SeedOssForCausalLM") {
+    config["model_type"] = "seed_oss";
+    config["attention_bias"] = shape.qkv_bias;
+    config["attention_out_bias"] = config["mlp_bias"] = shape.bias;
+    config["residual_dropout"] = shape.dropout_hidden;
     config["pad_token_id"] = nullptr;
   } else if (model.architecture == "MistralForCausalLM") {
     config["model_type"] = "mistral";

@@ -27,8 +27,8 @@ void read_mixtral_experts(ConfigReader& config, ModelShape& shape, int64_t exper
 void read_qwen_experts(ConfigReader& config, ModelShape& shape, int64_t experts, int64_t chosen,
                        int64_t ffn);
 void read_olmoe_experts(ConfigReader& config, ModelShape& shape);
-// DeepSeek's mixtures: V3's, with sigmoids, which dots.llm1 and Kimi K2 have too, or V2's. What
-// holds where the file does not say it; what has nothing has to be said.
+// DeepSeek's mixtures: V3's, with sigmoids, which dots.llm1, Kimi K2 and GLM-4.5 have too, or V2's.
+// What holds where the file does not say it; what has nothing has to be said.
 struct DeepseekExperts {
   std::optional<int64_t> experts = {}, chosen = {};
   int64_t ffn;

@@ -42,6 +42,18 @@ bool is_starcoder2(const ModelShape& shape) {
   return blocks && plain && !neox;
 }
 
+// GLM-4.5: dots.llm1's mixture, where its attention is another.
+bool is_glm4_moe(const ModelShape& shape) {
+  return shape.experts > 0 && shape.moe_scores.sigmoid && !shape.norms_outputs() &&
+         !shape.qk_norm_whole && (shape.qkv_bias || !shape.qk_norm || shape.rope_fraction != 1);
+}
+
+// Biases of the output projection and the feed-forward block, and not of queries, keys and values.
+bool is_seed_oss(const ModelShape& shape) {
+  return shape.bias && !shape.qkv_bias && !shape.qk_norm && shape.experts == 0 &&
+         shape.sliding_window == 0 && !shape.norms_outputs();
+}
+
 // Where a model with GELU as a gate is no Gemma, of whatever number.
 void add_gemma_notes(const ModelShape& shape, const std::string& name,
                      std::vector<std::string>& notes) {
@@ -147,17 +159,21 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
           std::abs(rope_amplitude(shape.rope_scaling) - rope_amplitude(plain_longrope)) > 1e-9,
       "model.position.scaling.attention_factor: Phi-3's follows from model.max_seq / "
       "original_max_seq");
-  add(shape.rope_fraction != 1 && !plain,
+  const bool glm4_moe = is_glm4_moe(shape);
+  add(shape.rope_fraction != 1 && !plain && !glm4_moe,
       "model.position.fraction: StableLM and GPT-NeoX have it, with layernorm, Phi-3, without "
-      "biases, model.qk_norm, experts and scalings beside longrope, and GLM, with biases of "
-      "queries, keys and values alone");
+      "biases, model.qk_norm, experts and scalings beside longrope, GLM, with biases of queries, "
+      "keys and values alone, and GLM-4.5, with experts by sigmoids");
   add(gelu, "model.activation gelu: only GPT-2 and GPT-NeoX have it, with layernorm");
   add(shape.parallel_residual,
       "model.parallel_residual: only GPT-NeoX has it, with layernorm, GELU and rope");
   add(shape.position != PositionType::rope,
       "model.position.type: the families beside GPT-2 have rope");
-  add(shape.qk_norm && shape.qkv_bias, "model.qk_norm with biases: Qwen3 has none");
-  add(shape.bias && !shape.qkv_bias, "biases everywhere but of queries, keys and values");
+  add(shape.qk_norm && shape.qkv_bias && !glm4_moe,
+      "model.qk_norm with biases: Qwen3 has none, and GLM-4.5 experts by sigmoids");
+  add(shape.bias && !shape.qkv_bias && !is_seed_oss(shape),
+      "biases everywhere but of queries, keys and values: Seed-OSS has them, without "
+      "model.qk_norm, experts, windows and norms behind blocks");
   if (shape.norms_outputs()) {
     // OLMo 2 or EXAONE 4 but for these.
     add(shape.norm_place == NormPlace::both,
@@ -185,22 +201,30 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
   }
   if (shape.experts == 0) return notes;
   if (shape.moe_scores.sigmoid) {
-    // dots.llm1, or nothing.
+    // dots.llm1, GLM-4.5, or nothing.
     std::vector<int64_t> first(shape.dense_layers.size());
     std::iota(first.begin(), first.end(), 0);
     const ModelShape::MoeScores& scores = shape.moe_scores;
-    add(!shape.expert_bias, "model.moe.score sigmoid without expert_bias: dots.llm1 has both");
-    add(!shape.qk_norm, "model.moe.score sigmoid without model.qk_norm: dots.llm1 has both");
-    add(shape.shared_gate, "model.moe.shared_gate with sigmoids: dots.llm1 has no gate");
+    add(!shape.expert_bias,
+        "model.moe.score sigmoid without expert_bias: dots.llm1 and GLM-4.5 have both");
+    add(glm4_moe && shape.sliding_window > 0,
+        "model.sliding_window: GLM-4.5 has none, and dots.llm1 no biases and model.qk_norm, and "
+        "it rotates whole heads");
+    add(shape.shared_gate,
+        "model.moe.shared_gate with sigmoids: dots.llm1 and GLM-4.5 have no gate");
     add(shape.shared_ffn == 0 || shape.ffn == 0 || shape.shared_ffn % shape.ffn != 0,
-        "model.moe.shared_ffn: dots.llm1's is one or several times the width of an expert");
-    add(shape.dense_layers != first, "model.moe.dense_layers: dots.llm1's are the first ones");
+        "model.moe.shared_ffn: that of dots.llm1 and GLM-4.5 is one or several times the width of "
+        "an expert");
+    add(shape.dense_layers != first,
+        "model.moe.dense_layers: those of dots.llm1 and GLM-4.5 are the first ones");
     add(scores.groups > 1 && scores.best_of_group(shape.experts_per_token) != 2,
-        "model.moe.group_best: dots.llm1's groups have the sum of two experts' scores (2)");
+        "model.moe.group_best: groups of dots.llm1 and GLM-4.5 have the sum of two experts' scores "
+        "(2)");
     return notes;
   }
-  add(shape.moe_scores.scale != 1, "model.moe.scale: dots.llm1 has it, with sigmoids");
-  add(shape.moe_scores.groups > 1, "model.moe.groups: dots.llm1 has them, with sigmoids");
+  add(shape.moe_scores.scale != 1, "model.moe.scale: dots.llm1 and GLM-4.5 have it, with sigmoids");
+  add(shape.moe_scores.groups > 1,
+      "model.moe.groups: dots.llm1 and GLM-4.5 have them, with sigmoids");
   if (shape.shared_ffn > 0) {
     add(!shape.shared_gate, "model.moe.shared_ffn without shared_gate: Qwen2's mixtures have both");
     add(shape.qk_norm, "model.moe.shared_ffn with model.qk_norm: Qwen2's mixtures have no norms");
@@ -236,11 +260,13 @@ std::string architecture_of(const ModelShape& shape) {
     return shape.sliding_window > 0 || scaled ? "Olmo3ForCausalLM" : "Olmo2ForCausalLM";
   }
   if (shape.qk_norm_whole) return "OlmoeForCausalLM";
+  if (is_glm4_moe(shape)) return "Glm4MoeForCausalLM";
   if (shape.experts > 0 && shape.moe_scores.sigmoid) return "Dots1ForCausalLM";
   if (shape.shared_ffn > 0) return "Qwen2MoeForCausalLM";
   if (shape.experts > 0) return shape.qk_norm ? "Qwen3MoeForCausalLM" : "MixtralForCausalLM";
   if (shape.qk_norm) return "Qwen3ForCausalLM";
   if (!shape.bias && shape.qkv_bias) return "Qwen2ForCausalLM";
+  if (is_seed_oss(shape)) return "SeedOssForCausalLM";
   if (shape.rope_fraction != 1 || shape.rope_scaling.type == RopeScalingType::longrope) {
     return "Phi3ForCausalLM";
   }

@@ -83,7 +83,7 @@ std::string renamed(std::string name, std::span<const Words> words) {
 }
 
 // A projection to queries or keys whose turned elements have their pairs beside them (GLM, Command
-// R): ours lie half of these elements apart.
+// R, ERNIE 4.5): ours lie half of these elements apart.
 void put_pairs_together(ForeignTensor& tensor, const ModelShape& shape) {
   const ForeignPart whole = tensor.parts.front();
   tensor.parts.clear();
@@ -123,7 +123,8 @@ std::vector<ForeignTensor> hf_tensors(const HfModel& model, const std::vector<Pa
   if (glm4) names = kGlm4;
   if (model.architecture == "Starcoder2ForCausalLM") names = kStarcoder2;
   if (model.architecture == "PhiForCausalLM") names = kPhi;
-  const bool pairs = glm || model.architecture.starts_with("Cohere");
+  const bool pairs = glm || model.architecture.starts_with("Cohere") ||
+                     model.architecture == "Ernie4_5ForCausalLM";
   for (size_t i = 0; i < table.size(); ++i) {
     const Dims origin(table[i].shape.size(), 0);
     const std::string& name = table[i].name;

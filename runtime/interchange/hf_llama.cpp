@@ -23,9 +23,12 @@ void read_llama_like(ConfigReader& config, ModelShape& shape, const LlamaLike& d
   shape.layers = config.size("num_hidden_layers");
   shape.hidden = config.size("hidden_size");
   shape.heads = config.size("num_attention_heads");
-  shape.kv_heads = config.size("num_key_value_heads", shape.heads);
+  // null is said, and follows from the others.
+  const auto unsaid = [&](const char* key) { return !config.json().contains(key); };
+  const bool own = unsaid("num_key_value_heads") && defaults.kv_heads > 0;
+  shape.kv_heads = config.size("num_key_value_heads", own ? defaults.kv_heads : shape.heads);
   // With latents it is the rotated part of a head, if it is there.
-  const int64_t head_dim = config.size("head_dim", 0);
+  const int64_t head_dim = config.size("head_dim", unsaid("head_dim") ? defaults.head_dim : 0);
   if (!shape.has_latents()) shape.head_dim = head_dim;
   shape.ffn = config.size("intermediate_size");
   shape.max_seq = config.size("max_position_embeddings", 2048);

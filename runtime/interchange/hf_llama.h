@@ -18,6 +18,8 @@ struct LlamaLike {
   HfRopeDefaults rope;
   NormType norm = NormType::rmsnorm;
   Activation activation = Activation::swiglu;
+  int64_t kv_heads = 0;  // 0: as many as heads
+  int64_t head_dim = 0;  // 0: the width over the heads
 };
 // Sizes, norms, positions and the gate, by Llama's names.
 void read_llama_like(ConfigReader& config, ModelShape& shape, const LlamaLike& defaults);

@@ -108,6 +108,12 @@ def configs():
     yield "glm", transformers.GlmConfig(head_dim=8, pad_token_id=None, **llama_like())
     yield "glm4", transformers.Glm4Config(
         head_dim=12, pad_token_id=None, attention_bias=False, **llama_like())
+    yield "seed-oss", transformers.SeedOssConfig(head_dim=12, pad_token_id=None, **llama_like(16))
+    yield "seed-oss-biases", transformers.SeedOssConfig(
+        head_dim=4, pad_token_id=None, attention_bias=False, attention_out_bias=True, mlp_bias=True,
+        **llama_like(16))
+    yield "ernie4-5", transformers.Ernie4_5Config(
+        head_dim=12, pad_token_id=None, use_bias=True, rope_theta=5000.0, **llama_like(16))
     yield "mixtral", transformers.MixtralConfig(num_local_experts=4, num_experts_per_tok=2,
                                                 sliding_window=None, **llama_like(16))
     yield "qwen2-moe", transformers.Qwen2MoeConfig(
@@ -158,6 +164,16 @@ def configs():
         n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=4, n_group=4, topk_group=2,
         moe_intermediate_size=12, first_k_dense_replace=1, norm_topk_prob=True,
         routed_scaling_factor=2.5, head_dim=8, sliding_window=None, **llama_like(16))
+    # GLM-4.5 has norms of heads, GLM-4.5-Air has none. The latter's groups are not published.
+    yield "glm4-moe", transformers.Glm4MoeConfig(
+        n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, head_dim=8,
+        use_qk_norm=True, attention_bias=True, routed_scaling_factor=2.5, **llama_like(16))
+    yield "glm4-moe-air", transformers.Glm4MoeConfig(
+        n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=4, n_group=4, topk_group=2,
+        moe_intermediate_size=12, first_k_dense_replace=0, head_dim=8, attention_bias=True,
+        norm_topk_prob=False,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        **llama_like(16))
     # Latent attention. Beside mscale_all_dim another mscale, so that each of the two shows.
     yield "deepseek-v3", transformers.DeepseekV3Config(
         n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=4, n_group=4, topk_group=2,

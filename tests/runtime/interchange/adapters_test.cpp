@@ -115,9 +115,9 @@ std::vector<float> logits_of(const fs::path& checkpoint) {
 TEST_CASE("PEFT's adapters beside a family's own tensors make those of the merged model") {
   // Of Phi-3 and GPT-NeoX queries, keys and values are one tensor, of the latter in turns by heads;
   // GPT-2's lie the other way round.
-  for (const char* const folder :
-       {"llama", "gpt2", "phi3", "gpt-neox", "glm4", "phi", "cohere", "gemma2", "olmo2",
-        "deepseek-v2", "deepseek-v3", "qwen2-moe", "mixtral", "gpt-oss", "granite", "starcoder2"}) {
+  for (const char* const folder : {"llama", "gpt2", "phi3", "gpt-neox", "glm4", "phi", "cohere",
+                                   "gemma2", "olmo2", "deepseek-v2", "deepseek-v3", "glm4-moe",
+                                   "qwen2-moe", "mixtral", "gpt-oss", "granite", "starcoder2"}) {
     CAPTURE(folder);
     const Scratch scratch;
     const WithAdapters made = make(scratch, folder);

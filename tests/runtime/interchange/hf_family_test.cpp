@@ -307,7 +307,9 @@ TEST_CASE("of a mixture the family follows from its parts, and what none has is 
   CHECK(family(dots) == "Dots1ForCausalLM");
   const std::pair<const char*, Change> kNotDots[] = {
       {"model.moe.score sigmoid without expert_bias", [](ModelShape& s) { s.expert_bias = false; }},
-      {"model.moe.score sigmoid without model.qk_norm", [](ModelShape& s) { s.qk_norm = false; }},
+      {"Glm4MoeForCausalLM", [](ModelShape& s) { s.qk_norm = false; }},
+      {"Glm4MoeForCausalLM", [](ModelShape& s) { s.qkv_bias = true; }},
+      {"Glm4MoeForCausalLM", [](ModelShape& s) { s.rope_fraction = 0.5; }},
       {"model.moe.shared_gate", [](ModelShape& s) { s.shared_gate = true; }},
       {"model.moe.shared_ffn", [](ModelShape& s) { s.shared_ffn = 20; }},
       {"model.moe.shared_ffn", [](ModelShape& s) { s.shared_ffn = 0; }},
