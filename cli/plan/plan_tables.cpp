@@ -94,7 +94,9 @@ std::string chunks_text(const std::vector<ChunkRange>& chunks, size_t width) {
 
 int64_t parameters_of_rank(const StagePlan& stage) {
   int64_t parameters = 0;
-  for (const ParamPlacement& placement : stage.layout.params) parameters += placement.numel;
+  for (const ParamLayout* layout : {&stage.layout, &stage.frozen}) {
+    for (const ParamPlacement& placement : layout->params) parameters += placement.numel;
+  }
   return parameters;
 }
 

@@ -85,6 +85,10 @@ void average_checkpoints(const std::vector<std::filesystem::path>& checkpoints,
   std::vector<std::map<std::string, TensorInfo>> tensors;
   for (const std::filesystem::path& path : checkpoints) {
     readers.push_back(std::make_shared<CheckpointReader>(path));
+    refuse_adapters(*readers.back(),
+                    path.string() +
+                        " has adapters, and the product of two means is no mean of "
+                        "products");
     tensors.emplace_back();
     for (TensorInfo& tensor : tensors_of(*readers.back())) {
       if (!tensor.optimizer) tensors.back()[tensor.name] = std::move(tensor);

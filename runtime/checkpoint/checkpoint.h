@@ -3,7 +3,7 @@
 //     manifest.json              tensor -> {dtype, shape, chunks [{offset, extent, file,
 //                                byte_offset, bytes, xxh3}]}, files, extra files, trainer state
 //     tokenizer.json             extra files: small, whole in one piece, hashed as a whole
-//     model-r00000.safetensors, optim-r00000.safetensors ...   one pair per writing rank
+//     model-r00000.safetensors, optim-r00000.safetensors ...   of each writing rank
 //     base-r00000.safetensors    beside adapters, what is not trained: the same file (a hard link)
 //                                in all checkpoints that a process has written
 //     COMMITTED                  XXH3 of the manifest, written last; without it the checkpoint does

@@ -66,14 +66,9 @@ void refuse_existing(const std::vector<fs::path>& files) {
 std::vector<fs::path> merge_weights(const fs::path& checkpoint, const fs::path& out,
                                     std::optional<DType> dtype, int64_t max_file_bytes) {
   CheckpointReader reader(checkpoint);
-  if (reader.state().value("model", nlohmann::json::object()).contains("lora_rank")) {
-    throw Error(Exit::usage,
-                {.code = "ckpt.adapters",
-                 .what = checkpoint.string() +
-                         " has adapters beside its weights, which others would read as a model "
-                         "without them",
-                 .help = "mtl ckpt export merges them into the model"});
-  }
+  refuse_adapters(reader, checkpoint.string() +
+                              " has adapters beside its weights, which others would read as a "
+                              "model without them");
   std::vector<std::vector<CheckpointTensor>> files(1);
   int64_t total = 0, in_file = 0;
   for (const TensorInfo& tensor : tensors_of(reader)) {

@@ -17,10 +17,10 @@
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "common/half_types.h"
 #include "common/threads.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/elements.h"
-#include "runtime/checkpoint/elements_as_double.h"
 #include "runtime/checkpoint/hash.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/rectangles.h"
@@ -275,9 +275,7 @@ CheckpointTensor widened(CheckpointTensor& tensor, DType stored) {
   narrow.fetch = nullptr;
   narrow.store = [&tensor, stored](int64_t at, int64_t n, const void* from) {
     std::vector<float> wide(static_cast<size_t>(n));
-    for (int64_t i = 0; i < n; ++i) {
-      wide[static_cast<size_t>(i)] = static_cast<float>(element_as_double(stored, from, i));
-    }
+    widen(stored, static_cast<const uint16_t*>(from), n, wide.data());
     if (tensor.store) return tensor.store(at, n, wide.data());
     std::memcpy(static_cast<float*>(tensor.data) + at, wide.data(), wide.size() * sizeof(float));
   };
@@ -297,17 +295,19 @@ void CheckpointReader::read(CheckpointTensor& tensor) {
                    : "the checkpoint is of another model");
   }
   const ChunkRecord& first = chunks_[found->second[0]];
-  for (const DType stored : {DType::bf16, DType::f16}) {
-    if (tensor.dtype != DType::f32 || first.dtype != safetensors_name(stored)) continue;
-    CheckpointTensor narrow = widened(tensor, stored);
-    return read(narrow);
-  }
-  if (first.shape != tensor.shape || first.dtype != safetensors_name(tensor.dtype)) {
+  const bool narrow = tensor.dtype == DType::f32 && (first.dtype == safetensors_name(DType::bf16) ||
+                                                     first.dtype == safetensors_name(DType::f16));
+  if (first.shape != tensor.shape || (first.dtype != safetensors_name(tensor.dtype) && !narrow)) {
     fail_data("ckpt.shape",
               fmt::format("{}: tensor '{}' is {} {}, and this model has {} {}", dir_.string(),
                           tensor.name, first.dtype, to_string(first.shape),
                           safetensors_name(tensor.dtype), to_string(tensor.shape)),
               "the checkpoint is of another model");
+  }
+  if (narrow) {
+    const bool bf16 = first.dtype == safetensors_name(DType::bf16);
+    CheckpointTensor stored = widened(tensor, bf16 ? DType::bf16 : DType::f16);
+    return read(stored);
   }
   std::map<size_t, std::vector<Scatter>> needed;  // by chunk
   for (const ParamRect& rect : tensor.rects) {

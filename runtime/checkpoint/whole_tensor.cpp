@@ -67,6 +67,14 @@ std::vector<TensorInfo> tensors_of(const CheckpointReader& reader) {
   return list;
 }
 
+void refuse_adapters(const CheckpointReader& reader, const std::string& what) {
+  if (!reader.state().value("model", nlohmann::json::object()).contains("lora_rank")) return;
+  throw Error(Exit::usage, {.code = "ckpt.adapters",
+                            .what = what,
+                            .help = "mtl ckpt export merges them into the model, and mtl ckpt "
+                                    "import takes that"});
+}
+
 DType dtype_of(const TensorInfo& tensor, const std::string& where) {
   for (const DType dtype :
        {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i32, DType::u8}) {

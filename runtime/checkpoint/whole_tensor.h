@@ -25,6 +25,10 @@ struct TensorInfo {
 // By name.
 std::vector<TensorInfo> tensors_of(const CheckpointReader& reader);
 
+// What takes a checkpoint's tensors for a whole model: throws Error (Exit::usage) ckpt.adapters,
+// `what`, if it has adapters.
+void refuse_adapters(const CheckpointReader& reader, const std::string& what);
+
 // A type that the engine knows; throws Error (Exit::data) ckpt.shape for others.
 DType dtype_of(const TensorInfo& tensor, const std::string& where);
 

@@ -196,10 +196,10 @@ void CheckpointSaver::begin(SaveRequest request) {
   if (world_.rank() == 0) request_.state["engine"] = trainer_.progress();
   {
     const StepClock::Scope saving(&trainer_.clock(), mtl::Phase::save);
+    // Not copied: where it has to be written, training waits for it.
+    work_->frozen_failure = try_disk([&] { save_frozen(); });
     snapshot();
     phase_ = Phase::writing;
-    // Not copied: the first time training waits for it.
-    work_->frozen_failure = try_disk([&] { save_frozen(); });
     work_->start(in_background_, [this] { write(); });
   }
   if (!in_background_) finish();
@@ -238,8 +238,9 @@ void CheckpointSaver::snapshot() {
 
 void CheckpointSaver::save_frozen() {
   if (!plan_.model.lora) return;
-  const std::filesystem::path before = std::exchange(frozen_in_, request_.attempt.dir);
-  if (!before.empty() && link_shards(request_.attempt, before, frozen_)) return;
+  frozen_ = committed_frozen_;
+  const bool was_saved = !committed_in_.empty();
+  if (was_saved && link_shards(request_.attempt, committed_in_, frozen_)) return;
   frozen_ = write_shards(request_.attempt, world_.rank(), frozen_tensors(trainer_, plan_));
 }
 
@@ -335,6 +336,10 @@ bool CheckpointSaver::finish() {
   phase_ = Phase::idle;
   // Rank 0 alone knows how its commit went; who failed before knows it too.
   last_is_good_ = !any_rank(failed_here_, world_);
+  if (last_is_good_) {
+    committed_frozen_ = frozen_;
+    committed_in_ = request_.attempt.dir;
+  }
   open_ = false;
   return last_is_good_;
 }

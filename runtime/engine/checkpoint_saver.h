@@ -89,9 +89,10 @@ class CheckpointSaver {
   struct Work;
   std::unique_ptr<Work> work_;
   Phase phase_ = Phase::idle;
-  // What this rank has last written of what is not trained, and the checkpoint that it went to.
-  std::vector<ChunkRecord> frozen_;
-  std::filesystem::path frozen_in_;
+  // What this rank has of what is not trained in the save under way; and in the last one that has
+  // become a checkpoint, which is there: later ones have the same file.
+  std::vector<ChunkRecord> frozen_, committed_frozen_;
+  std::filesystem::path committed_in_;
   bool open_ = false;  // begun and not finished; the same on all ranks
   bool failed_here_ = false;
   bool last_is_good_ = true;

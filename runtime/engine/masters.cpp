@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "common/half.h"
+#include "common/half_types.h"
 
 namespace mtl {
 
@@ -17,10 +17,7 @@ void read_rounded(Device& device, Tensor weights, float* to) {
   for (int64_t at = 0; at < weights.numel(); at += kAtOnce) {
     const int64_t count = std::min(weights.numel() - at, kAtOnce);
     device.copy_to_host(half.data(), weights.slice(at, count));
-    for (int64_t i = 0; i < count; ++i) {
-      const uint16_t one = half[static_cast<size_t>(i)];
-      to[at + i] = weights.dtype == DType::f16 ? f16_to_f32(one) : bf16_to_f32(one);
-    }
+    widen(weights.dtype, half.data(), count, to + at);
   }
 }
 
@@ -28,11 +25,7 @@ void write_rounded(Device& device, Tensor weights, const float* from) {
   std::vector<uint16_t> half(static_cast<size_t>(std::min(weights.numel(), kAtOnce)));
   for (int64_t at = 0; at < weights.numel(); at += kAtOnce) {
     const int64_t count = std::min(weights.numel() - at, kAtOnce);
-    for (int64_t i = 0; i < count; ++i) {
-      const float one = from[at + i];
-      half[static_cast<size_t>(i)] =
-          weights.dtype == DType::f16 ? f32_to_f16(one) : f32_to_bf16(one);
-    }
+    narrow(weights.dtype, from + at, count, half.data());
     device.copy_from_host(weights.slice(at, count), half.data());
   }
 }

@@ -1,5 +1,5 @@
-// The f32 master copies of what a rank keeps of a parameter, as checkpoints and tests see them,
-// wherever and in whatever form they lie.
+// What a rank keeps of a parameter as f32, as checkpoints and tests see it, wherever and in
+// whatever form it lies: of what is trained the masters, of what is not the weights.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,10 @@
 namespace mtl {
 
 struct Masters {
-  Tensor whole = {};                // f32; with f32 compute these are the weights themselves
-  Tensor rests = {}, weights = {};  // or u16 and bf16: what the weights lack, and these
-  // Of what is not trained these alone, if they are 16 bits wide: what they lack is lost.
+  Tensor whole = {};  // f32; with f32 compute these are the weights themselves
+  // Or u16 and bf16: what the weights lack, and these; or, of what is not trained, these alone, of
+  // 16 bits: what they lack is lost.
+  Tensor rests = {}, weights = {};
 
   int64_t numel() const { return whole ? whole.numel() : weights.numel(); }
   // `n` of them from element `at` on.

@@ -32,8 +32,8 @@ class TimeLeft {
   double sequence_s() const { return sequence_s_; }
   // After step `step` (from 1), before the evaluation and the save that may be due at it.
   double behind(int64_t step) const {
-    BesideSeconds one =
-        evaluations_by_steps(beside_, sequence_s_, plan_.seq, plan_.grid.replicas());
+    BesideSeconds one = evaluations_by_steps(beside_, sequence_s_, plan_.seq, plan_.grid.replicas(),
+                                             forward_part(plan_.model));
     one.evaluation = evaluation_s_.value_or(one.evaluation);
     one.texts = texts_s_.value_or(one.texts);
     one.last_save = saving_s_.value_or(0);

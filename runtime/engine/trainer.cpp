@@ -252,6 +252,7 @@ Requests Trainer::requests_of_all(Requests own) {
   return take(host);
 }
 
+// Beside adapters they stay as they are, as all of the model does.
 // The counts are whole numbers: their sum is the same in every layout, and so are the biases.
 void Trainer::balance_experts() {
   const Tensor counts = arena_.find_tensor(kExpertCounts);
@@ -301,7 +302,8 @@ StepResult Trainer::step(int64_t step, const Samples& samples, Requests requests
                        .step = updates_ + 1});
     balance_experts();
     windows_.changed();
-    // What is not trained keeps its copies, but where layers take turns with these.
+    // What is not trained keeps its copies. Where layers take turns with these, a step begins
+    // without any, as the plan counts it.
     if (!plan_.model.lora || stage_.layout.shards_weights()) float8_.changed();
     if (spec_.parallel.overlap.param_gather == "false") optimizer_.require_all();
   }

@@ -15,6 +15,8 @@ class MergeAdapters {
  public:
   // Of a model that has adapters.
   explicit MergeAdapters(const ModelShape& shape);
+  MergeAdapters(const MergeAdapters&) = delete;
+  MergeAdapters& operator=(const MergeAdapters&) = delete;
 
   using Read =
       std::function<std::vector<float>(const std::string& name, const std::vector<int64_t>& shape)>;

@@ -41,11 +41,12 @@ std::optional<PeftAdapter> adapter_of(const ForeignTensor& tensor,
                                       const std::vector<ParamRow>& table,
                                       const MergeAdapters& adapters, int64_t rank) {
   PeftAdapter found{.linear = tensor.name.substr(0, tensor.name.rfind(".weight"))};
+  bool plain = false;  // a part has none
   for (const ForeignPart& part : tensor.parts) {
     const ParamRow& weight = table[part.row];
     const MergeAdapters::Adapter* const adapter = adapters.find(weight.name);
     if (adapter == nullptr) {
-      if (found.a != nullptr) fail_family(tensor.name);
+      plain = true;
       continue;
     }
     const size_t out = weight.out_in ? 0 : 1;  // axis of ours
@@ -63,6 +64,7 @@ std::optional<PeftAdapter> adapter_of(const ForeignTensor& tensor,
                              .step = part.step});
   }
   if (found.a == nullptr) return std::nullopt;
+  if (plain) fail_family(tensor.name);
   return found;
 }
 

@@ -252,6 +252,7 @@ class MoeBlock {
   BranchEnd end_;
   Linear router_;
   std::vector<Expert> experts_;  // of this rank
+  const bool trains_experts_;    // beside adapters they stay as they are
   Float8Rows float8_;
   Dispatch dispatch_;
   std::optional<SharedExpert> shared_;

@@ -92,11 +92,12 @@ void Linear::backward_input(const Pass& pass, Operand dy, Tensor dx, Epilogue ep
       product.scale_a = float8_.dy_inverse;
       const Tensor amax = float8_.dy_amax.in(pass.slot);
       if (!dy.amax) device_.amax(dy.values, amax);
-      device_.quantize({.x = dy.values,
-                        .amax = amax,
-                        .y = product.a,
-                        .transposed = as_matrix(float8_.dy_by_column, cols, rows),
-                        .inverse = float8_.dy_inverse});
+      device_.quantize(
+          {.x = dy.values,
+           .amax = amax,
+           .y = product.a,
+           .transposed = weight_.grad ? as_matrix(float8_.dy_by_column, cols, rows) : Tensor(),
+           .inverse = float8_.dy_inverse});
     }
     product.b = float8_.weight.backward;
     product.transpose_b = true;
@@ -132,7 +133,7 @@ void Linear::backward_weight(const Pass& pass, const Operand& x, const Operand& 
 }
 
 void Linear::backward_weight_later(const Pass& pass, Tensor x, Tensor dy, Tensor bias_dy) const {
-  if (is_float8()) {
+  if (is_float8() && weight_.grad) {
     device_.quantize({.x = dy,
                       .amax = float8_.dy_amax.in(pass.slot),
                       .y = {},

@@ -62,6 +62,8 @@ class Linear {
   // The gradients of no rows.
   void backward_weight_of_nothing(const Pass& pass) const;
   Tensor bias() const { return bias_.weight; }
+  // Whether its own weight has a gradient.
+  bool is_trained() const { return static_cast<bool>(weight_.grad); }
   // An output with an adapter goes through no GELU on its way.
   bool is_adapted() const { return static_cast<bool>(adapter_); }
   bool is_float8() const { return static_cast<bool>(float8_.weight); }

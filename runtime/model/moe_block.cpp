@@ -27,6 +27,7 @@ MoeBlock::MoeBlock(const BlockContext& context, int64_t layer, const PartsAgain&
       end_(context, layer, "mlp", "mlp.down", DropoutSite::mlp_output),
       router_(context, layer, "mlp.router"),
       experts_(experts_of(context, layer)),
+      trains_experts_(experts_.front().up.is_trained()),
       float8_(context, experts_.front().up.is_float8()),
       dispatch_(context, layer),
       logits_(context.arena.get(layer_buffer(layer, "mlp.logits"))),
@@ -287,7 +288,7 @@ void MoeBlock::backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnorm
   const Tensor dactivated = rows_at(dactivated_, pass, 0, rows);
   const Tensor dbefore_act = this->dbefore_act(pass, rows);
   const bool later = leaves_weights_ && turn.whole;
-  const bool again = !later && (!turn.whole || activates_backward(again_, pass));
+  const bool again = trains_experts_ && !later && (!turn.whole || activates_backward(again_, pass));
   // The gradient of a row before its weight gives that of the weight: the product with the expert's
   // output is the one with its activations, behind `down`.
   const Operand dy_operand = float8_.along_rows(dy, DType::f8_e5m2);
@@ -317,9 +318,11 @@ void MoeBlock::backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnorm
     });
   }
   dispatch_.take_back_gradients(turn, dweights);
-  const Tensor weighted = dispatch_.weighted_gradients(
-      turn, tokens_of(turn, dbranch), later ? later_dweighted_.in(pass.later) : Tensor());
-  if (!later) backward_weights(turn, &Expert::down, activated, weighted, Float8Rows::Kind::dy);
+  if (trains_experts_) {
+    const Tensor weighted = dispatch_.weighted_gradients(
+        turn, tokens_of(turn, dbranch), later ? later_dweighted_.in(pass.later) : Tensor());
+    if (!later) backward_weights(turn, &Expert::down, activated, weighted, Float8Rows::Kind::dy);
+  }
   const Operand dbefore_operand = float8_.along_rows(dbefore_act, DType::f8_e5m2, true);
   const Tensor dinputs = dispatch_.outputs(turn);
   each_expert(turn, [&](const Expert& expert, int64_t first, int64_t count) {
@@ -331,7 +334,6 @@ void MoeBlock::backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnorm
 
 void MoeBlock::backward_weights(const Turn& turn, Linear Expert::*linear, Tensor x, Tensor dy,
                                 Float8Rows::Kind dy_amax) const {
-  if (context_.shape.lora) return;  // experts have no adapters
   using Kind = Float8Rows::Kind;
   const Pass& pass = turn.pass;
   float8_.take_amax(Kind::x, x);
@@ -353,6 +355,7 @@ void MoeBlock::backward_weights(const Turn& turn, Linear Expert::*linear, Tensor
 }
 
 void MoeBlock::backward_inputs(const Turn& turn, Tensor x) const {
+  if (!trains_experts_) return;
   const Tensor inputs = dispatch_.inputs_again(turn, tokens_of(turn, x));
   // What `up` gave went along the rows last: their largest magnitude is there.
   backward_weights(turn, &Expert::up, inputs, dbefore_act(turn.pass, inputs.rows()),
@@ -372,7 +375,7 @@ void MoeBlock::make_weight_grads(const Pass& pass) const {
                   .tokens = pass.tokens(),
                   .routes = routes(pass),
                   .counts = context_.ep.shared(counts_.in(pass.slot))};
-  if (turn.counts.most_arriving() <= dispatch_.room()) {
+  if (trains_experts_ && turn.counts.most_arriving() <= dispatch_.room()) {
     const Tensor inputs = dispatch_.inputs_again(turn, x);
     const int64_t rows = inputs.rows();
     backward_weights(turn, &Expert::up, inputs, dbefore_act(pass, rows), Float8Rows::Kind::dy);

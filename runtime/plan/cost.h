@@ -28,5 +28,10 @@ double flops_per_token_of_layers(const ModelShape& shape, int64_t seq, int64_t b
 // there are as many layers at least.
 std::vector<int64_t> balanced_stages(const ModelShape& shape, int64_t seq, int virtual_stages);
 double flops_per_token_of_head(const ModelShape& shape);
+// What of these a forward pass is: a third, or a half where the products for the gradients of
+// weights are left out.
+inline double forward_part(const ModelShape& shape) {
+  return shape.lora ? 1.0 / 2 : 1.0 / 3;
+}
 
 }  // namespace mtl

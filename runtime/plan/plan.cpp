@@ -47,8 +47,9 @@ double flops_left_for_later(const Plan& plan, const std::vector<std::vector<Chun
     for (const LocalLinear& linear : layer_linears(layer, 1, 1)) {
       if (linear.expert >= layer.experts_per_token) continue;  // a token has no more of them
       const ModelShape::Lora& lora = plan.model.lora;
+      // What the adapter makes of x and of dy it makes once more.
       const int64_t of_adapter =
-          lora.adapts(linear.slot) ? lora.rank * (linear.in + linear.out) : 0;
+          lora.adapts(linear.slot) ? 2 * lora.rank * (linear.in + linear.out) : 0;
       flops += 2.0 * static_cast<double>(lora ? of_adapter : linear.in * linear.out);
     }
   };
@@ -68,6 +69,7 @@ double flops_left_for_later(const Plan& plan, const std::vector<std::vector<Chun
 ScheduleTimes schedule_times(const Plan& plan, const std::vector<std::vector<ChunkRange>>& chunks) {
   ScheduleTimes times;
   const ModelShape& model = plan.model;
+  times.backward = times.forward / forward_part(model) - times.forward;
   const auto layers = [&](int64_t begin, int64_t end) {
     return flops_per_token_of_layers(model, plan.seq, begin, end);
   };

@@ -62,8 +62,10 @@ nlohmann::json recompute_json(const Recompute& recompute) {
 
 nlohmann::json stage_json(const Plan& plan, const StagePlan& stage) {
   std::vector<int64_t> elements(stage.chunks.size());
-  for (const ParamPlacement& param : stage.layout.params) {
-    elements[static_cast<size_t>(param.chunk)] += param.numel;
+  for (const ParamLayout* layout : {&stage.layout, &stage.frozen}) {
+    for (const ParamPlacement& param : layout->params) {
+      elements[static_cast<size_t>(param.chunk)] += param.numel;
+    }
   }
   nlohmann::json chunks = nlohmann::json::array();
   for (size_t i = 0; i < stage.chunks.size(); ++i) {
@@ -76,7 +78,7 @@ nlohmann::json stage_json(const Plan& plan, const StagePlan& stage) {
   }
   nlohmann::json parameters = nlohmann::json::array();
   // Of the first rank along ep: the others have other experts in their places.
-  for (const ParamPlacement& param : stage.layout.params) {
+  const auto add = [&](const ParamPlacement& param) {
     const ParamRow& row = plan.table[param.row];
     parameters.push_back({{"name", row.name},
                           {"shape", row.shape},
@@ -85,8 +87,11 @@ nlohmann::json stage_json(const Plan& plan, const StagePlan& stage) {
                           {"segments", row.segments},
                           {"replicated_over", row.replicated_over.name()},
                           {"grad_sum_over", row.grad_sum_over.name()},
+                          {"trained", !row.frozen},
                           {"decays", row.decays}});
-  }
+  };
+  for (const ParamPlacement& param : stage.layout.params) add(param);
+  for (const ParamPlacement& param : stage.frozen.params) add(param);
   nlohmann::json buckets = nlohmann::json::array();
   for (const Bucket& bucket : stage.layout.buckets) {
     buckets.push_back({{"elements", bucket.numel},

@@ -78,7 +78,7 @@ LinkBytes tensor_per_micro_batch(const ModelShape& shape, const MemoryNeeds& nee
   reductions += chunk.layers * (!parallel ? 4 : needs.sequence_parallel ? 3 : 2);
   if (chunk.embedding) {
     reductions += 1;
-    if (!shape.lora) gathers += 1;  // else its backward has nothing to do
+    if (!shape.lora) gathers += 1;  // beside adapters its backward does nothing
   }
   if (chunk.head) {
     gathers += 1;
@@ -324,9 +324,9 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
     };
     gather(Link::data, gathered.elements);
     gather(Link::expert_data, gathered.expert_elements);
-    const Gathered too = gathered_in_windows(shape, table, frozen, needs, micro_batches);
-    gather(Link::data, too.elements);
-    gather(Link::expert_data, too.expert_elements);
+    const Gathered of_frozen = gathered_in_windows(shape, table, frozen, needs, micro_batches);
+    gather(Link::data, of_frozen.elements);
+    gather(Link::expert_data, of_frozen.expert_elements);
   }
   if (ranks(Link::loss) > 1) {
     traffic[Link::loss].all_reduce += StepSums::kExchanged * 8;

@@ -35,6 +35,8 @@ Command R and Phi-2 have. README.md beside this file defines every number exactl
   llama_muon.json                LLaMA with Muon: 10 steps
   llama_lora.json                adapters beside all its linears, with norms of queries and keys,
                                  tied head: 10 steps
+  llama_lora_side.json           the same of GPT-NeoX's layers, whose blocks read one stream: 10
+                                 steps
   llama_lora_latent.json         adapters of latent attention and of what leads out of the MLP: 10
                                  steps
 """
@@ -88,6 +90,7 @@ PHI = {**LLAMA, "kv_heads": 4, "norm": {"type": "layernorm", "eps": 1e-5, "share
        "position": {"type": "rope", "base": 10000.0, "fraction": 0.5}}
 LORA = {**LLAMA, "qk_norm": True, "tie_embeddings": True,
         "lora": {"rank": 8, "alpha": 16, "targets": ["qkv", "proj", "up", "down"]}}
+LORA_SIDE = {**NEOX, "lora": {"rank": 4, "alpha": 2, "targets": ["qkv", "proj", "up", "down"]}}
 LORA_LATENT = {**LATENT, "lora": {"rank": 5, "alpha": 5, "targets": ["qkv", "down"]}}
 
 # The norms of a layer where "norm_place" is that ("input" where a model does not say): before and
@@ -375,7 +378,8 @@ def main():
         write_json(out / f"{name}.json", result)
     result, _ = compare(parameters(LLAMA), make_forward(LLAMA), LLAMA, steps=10, muon=True)
     write_json(out / "llama_muon.json", result)
-    for name, model in (("llama_lora", LORA), ("llama_lora_latent", LORA_LATENT)):
+    for name, model in (("llama_lora", LORA), ("llama_lora_side", LORA_SIDE),
+                        ("llama_lora_latent", LORA_LATENT)):
         result, _ = compare(with_adapters(parameters(model), model, out_in=True),
                             make_forward(model), model, steps=10)
         write_json(out / f"{name}.json", result)

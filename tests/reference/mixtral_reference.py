@@ -28,8 +28,8 @@ import torch
 import torch.nn.functional as F
 
 import llama_reference as llama
-from reference_common import (SEQ, VOCAB, compare, initial, linear, output_folder, windows,
-                              write_json, write_safetensors, Plain)
+from reference_common import (Plain, SEQ, VOCAB, adapter, compare, initial, linear, output_folder,
+                              windows, with_adapters, write_json, write_safetensors)
 
 MIXTRAL = {**llama.LLAMA, "layers": 3, "ffn": 48, "moe": {"experts": 4, "topk": 2, "aux_loss": 0.0,
                                                           "z_loss": 0.0}}
@@ -45,6 +45,9 @@ SINKS = {**MIXTRAL, "bias": True, "activation": "quick_geglu", "glu_offset": 1.0
          "attention_sinks": True, "sliding_window": 13,
          "full_attention": {"every": 2, "layers": []},
          "moe": {"experts": 6, "topk": 3, "aux_loss": 0.1, "z_loss": 0.05}}
+# Experts and router have no adapters; the block beside them and the dense layer have.
+LORA = {**GATED, "ffn": 80, "moe": {**GATED["moe"], "ffn": 48, "dense_layers": [1]},
+        "lora": {"rank": 6, "alpha": 9, "targets": ["qkv", "proj", "up", "down"]}}
 
 
 def names_of(model):
@@ -138,19 +141,21 @@ class Balance:
             self.counts[name] = 0
 
 
-def gated(model, number, a, w, names):
-    def project(a, name):
-        return linear(number, a, w[name + ".weight"].t(), w.get(name + ".bias"))
+def project(model, number, a, w, name):
+    return (linear(number, a, w[name + ".weight"].t(), w.get(name + ".bias"))
+            + adapter(w, number, a, name, model))
 
+
+def gated(model, number, a, w, names):
     gate, up, down = names
-    gate, up = project(a, gate), project(a, up)
+    gate, up = project(model, number, a, w, gate), project(model, number, a, w, up)
     if model["activation"] == "quick_geglu":
         clamp = model["glu_clamp"]
         gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
         gate = gate * torch.sigmoid(1.702 * gate)
     else:
         gate = F.silu(gate)
-    return project(gate * (up + model.get("glu_offset", 0)), down)
+    return project(model, number, gate * (up + model.get("glu_offset", 0)), w, down)
 
 
 def feed_forward(model, w, p, a, number, losses, balance):
@@ -219,7 +224,7 @@ def forward_logits(model, w, x, number, losses, balance):
         windowed = mask.masked_fill(past, -torch.inf)
 
     def heads_of(a, p, count):
-        a = linear(number, a, w[p + "_proj.weight"].t(), w.get(p + "_proj.bias"))
+        a = project(model, number, a, w, p + "_proj")
         a = a.view(b, t, count, d).transpose(1, 2)
         if not p.endswith("v"):
             if model["qk_norm"]:
@@ -240,8 +245,7 @@ def forward_logits(model, w, x, number, losses, balance):
         else:
             score = torch.softmax(score, dim=-1)
         a = (score @ v).transpose(1, 2).reshape(b, t, heads * d)
-        s = s + linear(number, a, w[p + "self_attn.o_proj.weight"].t(),
-                       w.get(p + "self_attn.o_proj.bias"))
+        s = s + project(model, number, a, w, p + "self_attn.o_proj")
         a = llama.rms(s, w[p + "post_attention_layernorm.weight"], eps)
         if n in mixtures(model):
             s = s + feed_forward(model, w, p, a, number, losses, balance)
@@ -336,6 +340,9 @@ def main():
     write_json(out / "mixtral_aux.json", result)
     result, _ = compare(parameters(GATED), Forward(GATED), GATED, steps=10)
     write_json(out / "mixture_gated.json", result)
+    result, _ = compare(with_adapters(parameters(LORA), LORA, out_in=True), Forward(LORA), LORA,
+                        steps=10)
+    write_json(out / "mixture_lora.json", result)
     result, _ = compare(parameters(SINKS), Forward(SINKS), SINKS, steps=10)
     write_json(out / "mixture_sinks.json", result)
     forward = Forward(BALANCED)

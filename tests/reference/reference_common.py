@@ -136,11 +136,13 @@ ADAPTED = {"attn.c_attn": ("qkv", "attn.c_attn"), "attn.c_proj": ("proj", "attn.
                                                "kv_b_proj")}}
 
 
-def adapted(name):
-    """(target, name of the linear that has the first matrix), or None."""
+def adapted(name, parameters):
+    """(target, name of the linear that has the first matrix), or None; of the gate and what it
+    multiplies where the model's parameters have a gate."""
     for end, (target, first) in ADAPTED.items():
         if name.endswith("." + end) and ".experts." not in name:
-            return target, name.removesuffix(end) + first
+            first = name.removesuffix(end) + first
+            return target, first if first + ".weight" in parameters else name
     return None
 
 
@@ -148,9 +150,9 @@ def with_adapters(parameters, model, out_in):
     """The parameters, and behind them those of the adapters that model["lora"] asks for."""
     parameters = list(parameters)
     yield from parameters
-    rank, seen = model["lora"]["rank"], set()
+    rank, seen, by_name = model["lora"]["rank"], set(), dict(parameters)
     for name, shape in parameters:
-        found = adapted(name.removesuffix(".weight"))
+        found = adapted(name.removesuffix(".weight"), by_name)
         if not name.endswith(".weight") or found is None or found[0] not in model["lora"]["targets"]:
             continue
         out, inner = shape if out_in else shape[::-1]
@@ -164,7 +166,7 @@ def adapter(w, number, x, name, model):
     """What the adapter of a linear adds to what that makes of x."""
     if name + ".lora_B.weight" not in w:
         return 0
-    a = w[adapted(name)[1] + ".lora_A.weight"]
+    a = w[adapted(name, w)[1] + ".lora_A.weight"]
     narrow = linear(number, x, a.t()) * (model["lora"]["alpha"] / model["lora"]["rank"])
     return linear(number, narrow, w[name + ".lora_B.weight"].t())
 

@@ -70,13 +70,12 @@ RunSeconds seconds_of_run(const BesideSteps& run, int64_t from, double steps_s, 
 }
 
 BesideSeconds evaluations_by_steps(const BesideSteps& run, double sequence_s, int64_t seq,
-                                   int64_t replicas) {
-  constexpr double kForward = 1.0 / 3;
+                                   int64_t replicas, double forward_part) {
   BesideSeconds seconds;
-  seconds.evaluation = kForward * sequence_s * static_cast<double>(run.eval_sequences());
+  seconds.evaluation = forward_part * sequence_s * static_cast<double>(run.eval_sequences());
   // Replicas share them, and one that has none waits for the others.
   const int64_t texts = (run.texts + replicas - 1) / replicas * replicas;
-  seconds.texts = kForward * sequence_s * static_cast<double>(texts * run.text_tokens) *
+  seconds.texts = forward_part * sequence_s * static_cast<double>(texts * run.text_tokens) *
                   static_cast<double>(run.text_room) / static_cast<double>(seq);
   return seconds;
 }

@@ -47,9 +47,9 @@ RunSeconds seconds_of_run(const BesideSteps& run, int64_t from, double steps_s, 
                           const BesideSeconds& of_one);
 
 // Of a run that has trained for `sequence_s` a sequence and evaluated nothing yet: the forward
-// passes of an evaluation are a third of a step's, and so are those of texts, each token one over
-// all of them, of `seq` tokens a sequence. Nothing is known of a disk.
+// passes of an evaluation are that part of a step's (cost.h, forward_part), and so are those of
+// texts, each token one over all of them, of `seq` tokens a sequence. Nothing is known of a disk.
 BesideSeconds evaluations_by_steps(const BesideSteps& run, double sequence_s, int64_t seq,
-                                   int64_t replicas);
+                                   int64_t replicas, double forward_part = 1.0 / 3);
 
 }  // namespace mtl

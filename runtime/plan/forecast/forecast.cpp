@@ -49,7 +49,8 @@ double hardware_flops_per_token(const ModelShape& model, int64_t seq, const Layo
         made_again += flops_per_token_of_layers(model, seq, chunk.first_layer, end);
       }
     }
-    return all + layers / 3 * made_again / flops_per_token_of_layers(model, seq, 0, model.layers);
+    return all + layers * forward_part(model) * made_again /
+                     flops_per_token_of_layers(model, seq, 0, model.layers);
   }
   if (!recompute.core_attention && !recompute.mlp && !recompute.latents) return all;
   int64_t attend_again = 0, latents_again = 0, mixtures_again = 0, dense_again = 0;  // layers

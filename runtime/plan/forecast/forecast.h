@@ -30,6 +30,8 @@ struct LayoutChoice {
   // With ZeRO-2 and 3: how many layers are whole together, window by window (parallel.bucket_mb);
   // behind them, or where nothing is said, each alone.
   std::vector<int64_t> window_layers = {};
+  // The same of adapters, where the model has them; those above are then of the model's weights.
+  std::vector<int64_t> adapter_window_layers = {};
   int64_t micro_batch = 1;
   Recompute recompute;
   // Of every two matrix products one output is kept (torchtitan's selective checkpointing by op);

@@ -270,14 +270,24 @@ void add_states_of_adapters(const MemoryInput& in, const HeldStage& held, Memory
   const ShardRanks ranks(in.layout);
   double trained =
       filled_up(trained_params(in.work, in.layout, held.chunks).dense, zero > 0 ? ranks.dense : 1);
-  double windows = 0;
+  double turns[2] = {};
   if (zero >= 2) {
-    const double layer = filled_up(adapter_params(in.model(), in.layout), ranks.dense);
+    // Buckets of one layer or more, which take turns with two windows.
+    const LayerShapes shapes(in.model());
+    const std::vector<int64_t>& together = in.layout.adapter_window_layers;
     trained = 0;
-    for (const ChunkRange& chunk : held.chunks)
-      trained += static_cast<double>(chunk.layers) * layer;
-    windows = 2 * layer;
+    size_t window = 0;
+    for (int64_t layer = 0; layer < in.model().layers; ++window) {
+      double bucket = 0;
+      for (int64_t left = window < together.size() ? together[window] : 1; left > 0; --left) {
+        bucket += adapter_params(shapes.of(layer++), in.layout);
+      }
+      bucket = filled_up(bucket, ranks.dense);
+      trained += bucket;
+      turns[window % 2] = std::max(turns[window % 2], bucket);
+    }
   }
+  const double windows = turns[0] + turns[1];
   const double shard = trained / ranks.dense;
   const double master = master_bytes(in.software, in.work.compute);
   one.weights = d.e * (zero == 3 ? frozen.dense / ranks.dense + frozen.experts / ranks.experts +

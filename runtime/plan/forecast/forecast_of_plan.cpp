@@ -27,6 +27,26 @@ Workload workload_of(const Plan& plan) {
   return work;
 }
 
+namespace {
+
+// Of each bucket that is whole in a window the layers; those of experts lie beside others.
+std::vector<int64_t> layers_of_windows(const ParamLayout& params, int64_t model_layers) {
+  std::vector<int64_t> layers;
+  if (!params.shards_gradients()) return layers;
+  int64_t first = -1;  // layer of the bucket before
+  const auto begins = [&](int64_t layer) {
+    if (first >= 0 && layer > first) layers.push_back(layer - first);
+    first = layer;
+  };
+  for (const Bucket& bucket : params.buckets) {
+    if (!bucket.experts) begins(bucket.layer);
+  }
+  begins(model_layers);
+  return layers;
+}
+
+}  // namespace
+
 LayoutChoice layout_of(const Plan& plan) {
   LayoutChoice layout;
   const GridSizes& sizes = plan.grid.sizes();
@@ -43,15 +63,10 @@ LayoutChoice layout_of(const Plan& plan) {
   layout.sequence_parallel = plan.sequence_parallel;
   const ParamLayout& params = plan.stages.front().layout;
   layout.zero = params.zero;
-  int64_t first = -1;  // layer of the bucket before; those of experts lie beside others
-  const auto begins = [&](int64_t layer) {
-    if (first >= 0 && layer > first) layout.window_layers.push_back(layer - first);
-    first = layer;
-  };
-  for (const Bucket& bucket : params.buckets) {
-    if (params.shards_gradients() && !bucket.experts) begins(bucket.layer);
-  }
-  if (params.shards_gradients()) begins(plan.model.layers);
+  const bool adapters = static_cast<bool>(plan.model.lora);
+  const int64_t layers = plan.model.layers;
+  layout.window_layers = layers_of_windows(adapters ? plan.stages.front().frozen : params, layers);
+  if (adapters) layout.adapter_window_layers = layers_of_windows(params, layers);
   layout.micro_batch = plan.micro_batch;
   layout.recompute = plan.recompute;
   layout.float8 = plan.float8;

@@ -13,13 +13,14 @@ struct StageParams {
   double dense = 0, experts = 0;
   double sum() const { return dense + experts; }
 };
-// Of what is trained: of adapters (ModelShape::lora) where the model has them. And of those of one
-// layer, in elements.
-StageParams trained_params(const Workload& work, const LayoutChoice& layout,
-                           const std::vector<ChunkRange>& chunks);
-double adapter_params(const ModelShape& model, const LayoutChoice& layout);
+// Of the model, without adapters (ModelShape::lora).
 StageParams stage_params(const Workload& work, const LayoutChoice& layout,
                          const std::vector<ChunkRange>& chunks);
+// Of what is trained: of adapters alone where the model has them.
+StageParams trained_params(const Workload& work, const LayoutChoice& layout,
+                           const std::vector<ChunkRange>& chunks);
+// Of the adapters of one layer.
+double adapter_params(const ModelShape& model, const LayoutChoice& layout);
 // Of one layer, a mixture if the model has experts.
 StageParams layer_params(const ModelShape& model, const LayoutChoice& layout);
 // Elements that param_layout() leaves free in so many layers, one behind the other: a tensor that

@@ -111,6 +111,10 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
         moe.experts > 0 ? "model.moe.expert_bias is false" : no_experts);
   const bool adapters = spec.lora.rank > 0;
   check("lora.alpha", adapters, spec.lora.alpha, 0.0, "lora.rank is 0");
+  if (adapters) {
+    check("model.moe.bias_rate", false, moe.bias_rate, no_moe.bias_rate,
+          "beside adapters (lora.rank) experts stay as they are");
+  }
   check("lora.targets", adapters, spec.lora.targets, built_in.lora.targets, "lora.rank is 0");
   check("parallel.ep_room", spec.parallel.ep > 1, spec.parallel.ep_room, built_in.parallel.ep_room,
         "parallel.ep is 1");

@@ -1,10 +1,11 @@
 // Adapters in place of the model (lora.rank): nothing else changes, in any layout, and checkpoints
 // share what does not. That they learn what they should: parity_test.cpp.
 #include <filesystem>
-#include <fstream>
 #include <set>
+#include <signal.h>
 #include <string>
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <doctest/doctest.h>
@@ -64,6 +65,13 @@ void save_each(
       between(i);
     }
   });
+}
+
+// Of this process. A write beyond it is an error here, and no signal.
+void limit_files(rlim_t bytes) {
+  ::signal(SIGXFSZ, SIG_IGN);
+  const rlimit limit = {bytes, RLIM_INFINITY};
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
 }
 
 constexpr const char* kBase = "base-r00000.safetensors";
@@ -128,6 +136,73 @@ TEST_CASE("a model with fresh adapters is the model") {
   CHECK(with == loss());
 }
 
+TEST_CASE("adapters are trained in every type, in layouts as on one rank") {
+  const auto source = markov_tokens(5'000, kVocab);
+  for (const char* dtype : {"fp16", "bf16", "fp8"}) {
+    CAPTURE(dtype);
+    TrainSpec spec = small_spec();
+    spec.precision.dtype = dtype;
+    spec.precision.loss_scale.initial = 1024;
+    spec.lr.warmup = 1;
+    spec.lr.max = 0.01;
+    const auto losses = [&](const Layout& layout) {
+      std::vector<double> found;
+      const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 1);
+      run_layout(spec, kVocab, layout, [&](RankContext& rank) {
+        rank.trainer.initialise();
+        for (int64_t step = 0; step < 6; ++step) {
+          const double loss = rank.trainer.step(step, *source, sampler, {}).loss;
+          if (rank.rank == 0) found.push_back(loss);
+        }
+      });
+      return found;
+    };
+    const std::vector<double> alone = losses({});
+    CHECK(alone.back() < alone.front() - 0.01);
+    for (const int zero : {0, 3}) {
+      spec.parallel.zero = zero;
+      for (const Layout& layout : {Layout{.tp = 2, .dp = 2}, Layout{.dp = 2}, Layout{.cp = 2}}) {
+        const std::vector<double> divided = losses(layout);
+        for (size_t i = 0; i < alone.size(); ++i) {
+          CHECK(divided[i] == doctest::Approx(alone[i]).epsilon(3e-3));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a stage without anything to train has its part all the same") {
+  // The first layer is a mixture, whose experts have no adapters.
+  TrainSpec spec = small_spec();
+  spec.model.moe = {.experts = 4};
+  spec.model.moe.dense_layers = {1};
+  spec.lora.targets = {"up", "down"};
+  const auto source = markov_tokens(5'000, kVocab);
+  const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 1);
+  const TempDir folder;
+  const fs::path dir = checkpoint_path(folder / "checkpoints", 1);
+  std::vector<double> alone, divided;
+  for (const Layout& layout : {Layout{}, Layout{.dp = 2, .pp = 2}}) {
+    run_layout(spec, kVocab, layout, [&](RankContext& rank) {
+      CheckpointSaver saver(rank.trainer, rank.plan, rank.world, true, {});
+      rank.trainer.initialise();
+      if (layout.pp > 1) load_checkpoint(dir, rank.trainer);
+      for (int64_t step = 0; step < 4; ++step) {
+        if (step == 2 && layout.pp == 1) {
+          saver.begin({.attempt = {dir}, .state = {{"step", 2}}});
+          CHECK(saver.finish());
+        }
+        if (step < 2 && layout.pp > 1) continue;
+        const double loss = rank.trainer.step(step, *source, sampler, {}).loss;
+        if (rank.rank == 0) (layout.pp == 1 ? alone : divided).push_back(loss);
+      }
+    });
+  }
+  REQUIRE(divided.size() == 2);
+  CHECK(divided[0] == doctest::Approx(alone[2]).epsilon(1e-6));
+  CHECK(divided[1] == doctest::Approx(alone[3]).epsilon(1e-6));
+}
+
 TEST_CASE("checkpoints of a process share the file of what is not trained") {
   const TempDir folder;
   const fs::path checkpoints = folder / "checkpoints";
@@ -156,6 +231,38 @@ TEST_CASE("checkpoints of a process share the file of what is not trained") {
   CHECK(file_of(fourth / kBase) == file_of(fifth / kBase));
   fs::remove_all(fourth);
   CheckpointReader(fifth).verify();
+}
+
+TEST_CASE("what a save has lost the next one has from the last checkpoint") {
+  const TempDir folder;
+  const fs::path checkpoints = folder / "checkpoints";
+  const fs::path first = checkpoint_path(checkpoints, 1), lost = checkpoint_path(checkpoints, 2),
+                 third = checkpoint_path(checkpoints, 3);
+  const TrainSpec spec = small_spec();
+  const auto source = markov_tokens(5'000, kVocab);
+  const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 1);
+  for (const Layout& layout : {Layout{}, Layout{.dp = 2}}) {
+    CAPTURE(layout.world());
+    fs::remove_all(checkpoints);
+    run_layout(spec, kVocab, layout, [&](RankContext& rank) {
+      CheckpointSaver saver(rank.trainer, rank.plan, rank.world, true, {});
+      rank.trainer.initialise();
+      const auto save = [&](const fs::path& dir) {
+        saver.begin({.attempt = {dir}, .state = {{"step", 1}}, .keep = {.last = 10}});
+        return saver.finish();
+      };
+      CHECK(save(first));
+      // Files that are longer than this cannot be written; the base is there, and is not.
+      rank.world.barrier();
+      limit_files(1000);
+      CHECK(!save(lost));
+      limit_files(RLIM_INFINITY);
+      rank.world.barrier();
+      CHECK(save(third));
+    });
+    CHECK(file_of(first / kBase) == file_of(third / kBase));
+    CheckpointReader(third).verify();
+  }
 }
 
 TEST_CASE("a checkpoint of adapters is read in another layout and type") {

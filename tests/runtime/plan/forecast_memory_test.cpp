@@ -98,28 +98,31 @@ TEST_CASE("memory is that of the arena within 2 percent in every layout that the
                   const int of_a_stage = tp * ranks * ep * 2;
                   const int copies = zero > 0 && tp < 4 && cp == 1 && ep == 1 ? 2 : 1;
                   if (copies > 1) spec.parallel.zero_ranks = of_a_stage;
-                  const Plan plan = plan_of(spec, of_a_stage * pp * copies);
-                  const MemoryForecast memory = forecast_memory(workload_of(plan), layout_of(plan));
-                  const auto exact = static_cast<double>(plan.peak_bytes());
-                  const double error = std::abs(memory.total / exact - 1);
-                  worst = std::max(worst, error);
-                  CHECK_MESSAGE(
-                      error <= 0.02,
-                      fmt::format(
-                          "llama {} moe {} tp {} cp {} ep {} pp {} v {} zero {} {} {}: {:.0f} "
-                          "for {:.0f}",
-                          llama, moe, tp, ranks, ep, pp, chunks, zero, mode, dtype, memory.total,
-                          exact));
-                  const MemoryPlan& planned = arena(plan);
-                  const auto near = [&](double value, MemoryCategory category) {
-                    const auto is = static_cast<double>(planned.bytes_of_category(category));
-                    return std::abs(value - is) <= 0.03 * is + 0.005 * exact;
-                  };
-                  CHECK(near(memory.weights, MemoryCategory::weights));
-                  CHECK(near(memory.gradients, MemoryCategory::gradients));
-                  CHECK(near(memory.optimizer, MemoryCategory::optimizer));
-                  CHECK(near(memory.activations, MemoryCategory::activations));
-                  ++checked;
+                  for (const int64_t adapters : {0, 16}) {
+                    spec.lora.rank = adapters;
+                    const Plan plan = plan_of(spec, of_a_stage * pp * copies);
+                    const MemoryForecast memory =
+                        forecast_memory(workload_of(plan), layout_of(plan));
+                    const auto exact = static_cast<double>(plan.peak_bytes());
+                    const double error = std::abs(memory.total / exact - 1);
+                    worst = std::max(worst, error);
+                    CHECK_MESSAGE(error <= 0.02,
+                                  fmt::format("llama {} moe {} tp {} cp {} ep {} pp {} v {} zero "
+                                              "{} {} {} lora {}: {:.0f} "
+                                              "for {:.0f}",
+                                              llama, moe, tp, ranks, ep, pp, chunks, zero, mode,
+                                              dtype, adapters, memory.total, exact));
+                    const MemoryPlan& planned = arena(plan);
+                    const auto near = [&](double value, MemoryCategory category) {
+                      const auto is = static_cast<double>(planned.bytes_of_category(category));
+                      return std::abs(value - is) <= 0.03 * is + 0.005 * exact;
+                    };
+                    CHECK(near(memory.weights, MemoryCategory::weights));
+                    CHECK(near(memory.gradients, MemoryCategory::gradients));
+                    CHECK(near(memory.optimizer, MemoryCategory::optimizer));
+                    CHECK(near(memory.activations, MemoryCategory::activations));
+                    ++checked;
+                  }
                 }
               }
             }
