@@ -92,6 +92,12 @@ class Rank {
       checkpoint = checkpoint_path(run_dir_ / kCheckpoints, next_step_);
       load_checkpoint(checkpoint, *trainer_);
     }
+    nlohmann::json base;
+    if (plan_.model.lora && world_.rank() == 0) {
+      base = checkpoint.empty()
+                 ? model_beside_adapters(spec_.init.from)
+                 : CheckpointReader(checkpoint).state().value("base", nlohmann::json());
+    }
     // All ranks at once: they share the machine, so the sum is what the machine gives to this job.
     all_ranks_->barrier();
     const Yardstick yardstick =
@@ -117,7 +123,7 @@ class Rank {
         run_, [this] { return wishes_.stop() || outlasts_time(); }, *trainer_, reporter_.get(),
         time_left_);
     saves_ = std::make_unique<RankSaves>(run_dir_, fence_, next_step_, run_, *trainer_, *all_ranks_,
-                                         reporter_.get(), time_limit_, time_left_);
+                                         reporter_.get(), time_limit_, time_left_, std::move(base));
     if (!reporter_) return;
     reporter_->start(
         start_block(run_, {.run_dir = run_dir_,

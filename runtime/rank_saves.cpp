@@ -18,7 +18,8 @@ namespace mtl {
 
 RankSaves::RankSaves(const std::filesystem::path& run_dir, int fence, int64_t newest,
                      const CheckedRun& run, Trainer& trainer, Communicator& all_ranks,
-                     Reporter* reporter, TimeLimit& time_limit, TimeLeft& time_left)
+                     Reporter* reporter, TimeLimit& time_limit, TimeLeft& time_left,
+                     nlohmann::json base)
     : run_dir_(run_dir),
       fence_(fence),
       run_(run),
@@ -27,6 +28,7 @@ RankSaves::RankSaves(const std::filesystem::path& run_dir, int fence, int64_t ne
       reporter_(reporter),
       time_limit_(time_limit),
       time_left_(time_left),
+      base_(std::move(base)),
       times_(std::chrono::seconds(run.resolved.spec.checkpoint.every_time),
              SaveTimes::Time::clock::now()),
       saver_(trainer, run.plan, all_ranks, run.resolved.spec.checkpoint.async,
@@ -65,7 +67,7 @@ nlohmann::json RankSaves::state_of_run(const Here& here) {
       {"metrics", std::move(metrics)},
       {"model", to_json(plan.model)},
       {"data", run_.corpus.identity()}};
-  if (plan.model.lora && !spec.init.from.empty()) state["base"] = spec.init.from;
+  if (!base_.is_null()) state["base"] = base_;
   if (!here.evaluation_left.empty()) state[kEvaluationLeft] = here.evaluation_left;
   return state;
 }

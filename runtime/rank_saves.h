@@ -24,10 +24,11 @@ class RankSaves {
  public:
   // All of them outlive it. `fence`: see check_fence(). `newest`: the step that the ranks go on
   // from, of which there is a checkpoint, or 0. `reporter`: null on ranks that report nothing.
-  // `time_limit` and `time_left` learn how long saves take.
+  // `time_limit` and `time_left` learn how long saves take. `base`: as model_beside_adapters(), on
+  // rank 0.
   RankSaves(const std::filesystem::path& run_dir, int fence, int64_t newest, const CheckedRun& run,
             Trainer& trainer, Communicator& all_ranks, Reporter* reporter, TimeLimit& time_limit,
-            TimeLeft& time_left);
+            TimeLeft& time_left, nlohmann::json base);
 
   // Where the run is.
   struct Here {
@@ -69,6 +70,7 @@ class RankSaves {
   Reporter* const reporter_;
   TimeLimit& time_limit_;
   TimeLeft& time_left_;
+  const nlohmann::json base_;
   SaveTimes times_;
   CheckpointSaver saver_;
   int64_t newest_;

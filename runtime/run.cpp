@@ -89,6 +89,15 @@ bool has_own_checkpoint(const RunRequest& request, const TrainSpec& spec) {
   return std::any_of(runs.begin(), runs.end(), is_saved);
 }
 
+void warn_of_random_base(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
+  diagnostics.add({.code = "model.lora",
+                   .what = "lora.rank trains adapters beside a model that stays as it is, and that "
+                           "is one of random weights",
+                   .place = resolved.place_of("lora.rank"),
+                   .help = "say with init.from which model it is",
+                   .severity = Diagnostic::Severity::warning});
+}
+
 void check_straggler_factor(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   const double factor = resolved.spec.health.straggler_factor;
   if (factor == 0 || factor > 1) return;
@@ -228,6 +237,9 @@ CheckedRun check_run(const RunRequest& request) {
     }
     if (run.corpus.valid && run.corpus.valid->size() == 0) {
       check_unevaluated(run.resolved, diagnostics);
+    }
+    if (spec.lora.rank > 0 && spec.init.from.empty() && !has_own_checkpoint(request, spec)) {
+      warn_of_random_base(run.resolved, diagnostics);
     }
     if (!spec.init.from.empty() && run.corpus.tokenizer && !diagnostics.has_errors()) {
       // Found once: for a rank, or another start, the newest one may be another.

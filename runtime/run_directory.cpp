@@ -173,6 +173,20 @@ void check_same(const CheckedRun& run, const CheckpointReader& reader, const fs:
                     in_words(here, "vocab"), in_words(there, "vocab")),
         "data.tokenizer.type");
   }
+  const bool whole =
+      std::any_of(reader.chunks().begin(), reader.chunks().end(), [](const ChunkRecord& chunk) {
+        return chunk.file.starts_with("base-") && chunk.dtype == "F32";
+      });
+  if (whole && run.plan.compute != DType::f32) {
+    diagnostics.add({.code = "resume.rounds",
+                     .what = fmt::format("the model beside the adapters is in fp32 in the "
+                                         "checkpoint, and goes on in {}, for good",
+                                         compute_name(run.plan.compute)),
+                     .place = run.resolved.place_of("precision.dtype"),
+                     .notes = {"the checkpoint is " + checkpoint.string()},
+                     .help = "nothing, if that is wanted: later checkpoints have it so, too",
+                     .severity = Diagnostic::Severity::warning});
+  }
   const bool accept = spec.data.on_change == "accept";
   for (const DataDifference& difference :
        data_differences(run.corpus.identity(), state.at("data"))) {

@@ -1,8 +1,12 @@
 #include "runtime/checkpoint/catalog.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <system_error>
 #include <utility>
+
+#include <sys/stat.h>
 
 #include <fmt/format.h>
 
@@ -31,17 +35,29 @@ std::vector<StepDir> dirs_of(const fs::path& run_dir) {
   }
 }
 
-int64_t bytes_below(const fs::path& dir) {
-  int64_t bytes = 0;
+void each_file(const fs::path& dir, const std::function<void(const struct stat&)>& visit) {
   std::error_code error;
   for (fs::recursive_directory_iterator it(dir, error), end; !error && it != end;
        it.increment(error)) {
-    std::error_code gone;
-    if (!it->is_regular_file(gone) || it->is_symlink(gone)) continue;
-    const auto size = it->file_size(gone);
-    if (!gone) bytes += static_cast<int64_t>(size);
+    struct stat file = {};
+    if (::lstat(it->path().c_str(), &file) == 0 && S_ISREG(file.st_mode)) visit(file);
   }
+}
+
+int64_t bytes_below(const fs::path& dir) {
+  int64_t bytes = 0;
+  each_file(dir, [&](const struct stat& file) { bytes += file.st_size; });
   return bytes;
+}
+
+void count_freed(std::vector<CheckpointEntry>& entries) {
+  std::map<std::pair<dev_t, ino_t>, nlink_t> gone;  // names, by file
+  for (CheckpointEntry& entry : entries) {
+    entry.bytes = 0;
+    each_file(entry.path, [&](const struct stat& file) {
+      if (++gone[{file.st_dev, file.st_ino}] == file.st_nlink) entry.bytes += file.st_size;
+    });
+  }
 }
 
 std::string linked(const fs::path& run_dir, const char* name) {
@@ -148,6 +164,7 @@ std::vector<CheckpointEntry> prune_run(const fs::path& run_dir, const KeepRules&
     if (entry.status != "committed") return true;
     return std::exchange(newest, false) || entry.kept.stays();
   });
+  count_freed(goes);
   if (dry_run) return goes;
   for (const CheckpointEntry& entry : goes) {
     std::error_code error;

@@ -32,7 +32,8 @@ nlohmann::json to_json(const CheckpointEntry& entry);
 // A number under "metrics" in a checkpoint's state.
 std::optional<double> metric_of(const nlohmann::json& state, const std::string& name);
 
-// What the rules do not keep, newest first; `dry_run`: nothing is deleted. The newest stays in any
+// What the rules do not keep, newest first, with the bytes that are free when they are gone: of a
+// file with other names those of the last. `dry_run`: nothing is deleted. The newest stays in any
 // case, and so does what is not committed. Throws Error (Exit::environment) ckpt.write.
 std::vector<CheckpointEntry> prune_run(const std::filesystem::path& run_dir, const KeepRules& keep,
                                        bool dry_run);

@@ -5,6 +5,9 @@
 #include <chrono>
 #include <cstring>
 #include <new>
+#include <set>
+#include <stdexcept>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <unistd.h>
@@ -301,8 +304,18 @@ void CheckpointSaver::collect() {
   }
   phase_ = Phase::committing;
   if (world_.rank() != 0) return;
+  require_all_parameters(chunks);
   work_->start(in_background_,
                [this, chunks = std::move(chunks)]() mutable { commit(std::move(chunks)); });
+}
+
+void CheckpointSaver::require_all_parameters(const std::vector<ChunkRecord>& chunks) const {
+  std::set<std::string_view> saved;
+  for (const ChunkRecord& chunk : chunks) saved.insert(chunk.tensor);
+  for (const ParamRow& row : plan_.table) {
+    if (saved.contains(row.name)) continue;
+    throw std::logic_error("no rank has saved '" + row.name + "'");
+  }
 }
 
 void CheckpointSaver::commit(std::vector<ChunkRecord> chunks) {

@@ -74,6 +74,7 @@ class CheckpointSaver {
   enum class Phase { idle, writing, committing };
   void snapshot();
   void save_frozen();
+  void require_all_parameters(const std::vector<ChunkRecord>& chunks) const;
   void write();
   void collect();
   void commit(std::vector<ChunkRecord> chunks);

@@ -220,13 +220,15 @@ ImportReport import_model(const ImportOptions& options) {
   prepare_checkpoint(attempt);
   const std::vector<ChunkRecord> chunks = write_shards(attempt, 0, tensors);
   const nlohmann::json tokenizer_json = tokenizer ? tokenizer->to_json() : nlohmann::json();
-  const nlohmann::json state = {{"step", 0},
-                                {"samples", 0},
-                                {"tokens", 0},
-                                {"mtl", version()},
-                                {"model", to_json(shape)},
-                                {"tokenizer", tokenizer_json},
-                                {"imported", {{"from", foreign.kind}}}};
+  const nlohmann::json state = {
+      {"step", 0},
+      {"samples", 0},
+      {"tokens", 0},
+      {"mtl", version()},
+      {"model", to_json(shape)},
+      {"tokenizer", tokenizer_json},
+      {"imported",
+       {{"from", foreign.kind}, {"path", fs::absolute(options.source).lexically_normal()}}}};
   for (const Diagnostic& warning : commit_checkpoint(attempt, chunks, state, {})) {
     report.warnings.push_back(warning);
   }

@@ -133,7 +133,8 @@ void InitialWeights::check_tokens(const Tokenizer& here, std::span<const int32_t
   };
   std::set<int32_t> seen;
   for (const int32_t id : ids) {
-    if (id == here.eod() || id == there->eod() || id >= there->vocab_size()) continue;
+    // Also what fills up sequences is no token.
+    if (id < 0 || id == here.eod() || id == there->eod() || id >= there->vocab_size()) continue;
     if (!seen.insert(id).second) continue;
     const std::string mine = text_of(here, id), theirs = text_of(*there, id);
     // A byte of a longer character is shown by each in its own way.
@@ -184,6 +185,22 @@ void InitialWeights::read(CheckpointTensor& tensor) const {
   } else {
     impl_->foreign->weights.read(tensor);
   }
+}
+
+nlohmann::json InitialWeights::origin() const {
+  nlohmann::json origin = {{"from", path_}};
+  if (impl_->foreign) origin["kind"] = impl_->foreign->kind;
+  if (!impl_->reader || impl_->merged) return origin;
+  const nlohmann::json imported =
+      impl_->reader->state().value("imported", nlohmann::json::object());
+  // A run that has trained the model since has no such entry.
+  if (imported.contains("from")) origin["kind"] = imported.at("from");
+  if (imported.contains("path")) origin["from"] = imported.at("path");
+  return origin;
+}
+
+nlohmann::json model_beside_adapters(const std::string& path) {
+  return path.empty() ? nlohmann::json() : InitialWeights(path).origin();
 }
 
 void load_initial_weights(const std::string& path, Trainer& trainer) {

@@ -6,6 +6,8 @@
 #include <span>
 #include <string>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "common/error.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/data/data.h"
@@ -30,6 +32,8 @@ class InitialWeights {
   // other texts by the model's own tokenizer. Whose tokenizer is not known is not held to it.
   void check_tokens(const Tokenizer& here, std::span<const int32_t> ids, const Place& place,
                     Diagnostics& diagnostics) const;
+  // As model_beside_adapters().
+  nlohmann::json origin() const;
   // Fills the parts that a rank owns. The tensor's shape is set to what it is there.
   void read(CheckpointTensor& tensor) const;
 
@@ -41,6 +45,10 @@ class InitialWeights {
   ModelShape shape_;
   std::unique_ptr<Impl> impl_;
 };
+
+// What checkpoints with adapters say of the model that these stand beside: where it was, {"from"},
+// and what it was there, {"kind"}, as ForeignModel has it, if mtl was given it by others.
+nlohmann::json model_beside_adapters(const std::string& path);
 
 // Each rank reads its rectangles into the master weights. After Trainer::initialise().
 void load_initial_weights(const std::string& path, Trainer& trainer);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <string_view>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -17,6 +18,9 @@ namespace mtl {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
+
+// What ForeignModel::kind begins with, before the class of transformers.
+constexpr std::string_view kHuggingFace = "Hugging Face ";
 
 // Of a linear of theirs: the first matrix, and how the second is made of those of ours.
 struct PeftAdapter {
@@ -85,7 +89,32 @@ ExportReport export_peft(const ExportOptions& options) {
                  .help = "export with --format hf"});
   }
   const MergeAdapters& adapters = *source.adapters();
-  const HfModel model = hf_model_of(source.shape());
+  HfModel model = hf_model_of(source.shape());
+  ExportReport report;
+  const nlohmann::json base = source.reader().state().value("base", nlohmann::json::object());
+  const std::string from = base.value("from", ""), kind = base.value("kind", "");
+  if (kind.starts_with(kHuggingFace)) {
+    // As the model's own files call it, also where the same model goes out as another family's.
+    model.architecture = kind.substr(kHuggingFace.size());
+    if (model.architecture == "Gemma3ForConditionalGeneration") {
+      throw Error(Exit::data, {.code = "export.family",
+                               .what = "the adapters are of the text part of a Gemma 3 that sees "
+                                       "pictures, and PEFT would find linears of the other part",
+                               .help = "export with --format hf, which merges adapters into the "
+                                       "model"});
+    }
+  } else {
+    report.warnings.push_back(
+        {.code = "export.base",
+         .what = fmt::format("the adapters fit {} as mtl ckpt export --format hf writes it, and {}",
+                             model.architecture,
+                             from.empty() ? "what they were trained beside is not known"
+                                          : from + " is no Hugging Face folder"),
+         .help = "set base_model_name_or_path in adapter_config.json to such a folder",
+         .severity = Diagnostic::Severity::warning});
+  }
+  report.kind = "PEFT adapters of " + model.architecture;
+  report.files = 1;
   const std::vector<ParamRow> table = shard_table(source.shape(), false);
   // As if the weights were the adapters' second matrices.
   std::vector<ParamRow> seconds = table;
@@ -105,13 +134,11 @@ ExportReport export_peft(const ExportOptions& options) {
     targets.insert(target_of(adapter->linear));
     linears.push_back(std::move(*adapter));
   }
-  ExportReport report{.kind = "PEFT adapters of " + model.architecture, .files = 1};
   NewFolder folder(options.out);
-  const std::string base = source.reader().state().value("base", std::string());
   const OrderedJson config = {
       {"peft_type", "LORA"},
       {"task_type", "CAUSAL_LM"},
-      {"base_model_name_or_path", base.empty() ? OrderedJson(nullptr) : OrderedJson(base)},
+      {"base_model_name_or_path", from.empty() ? OrderedJson(nullptr) : OrderedJson(from)},
       {"r", adapters.lora().rank},
       {"lora_alpha", adapters.lora().alpha},
       {"lora_dropout", 0.0},

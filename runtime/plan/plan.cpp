@@ -172,16 +172,6 @@ void warn_of_one_copy(const Plan& plan, const ResolvedSpec& resolved, Diagnostic
        .severity = Diagnostic::Severity::warning});
 }
 
-void warn_of_random_base(const Plan& plan, const ResolvedSpec& resolved, Diagnostics& diagnostics) {
-  if (!plan.model.lora || !resolved.spec.init.from.empty()) return;
-  diagnostics.add({.code = "model.lora",
-                   .what = "lora.rank trains adapters beside a model that stays as it is, and that "
-                           "is one of random weights",
-                   .place = resolved.place_of("lora.rank"),
-                   .help = "say with init.from which model it is",
-                   .severity = Diagnostic::Severity::warning});
-}
-
 // A linear that FP8 does not take stays in bf16: no error, since the run is right, only slower.
 void warn_of_bf16_linears(const Plan& plan, const ResolvedSpec& resolved,
                           Diagnostics& diagnostics) {
@@ -357,7 +347,6 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
                  .first = spec.precision.fp8.bf16_first_layers,
                  .last = spec.precision.fp8.bf16_last_layers};
   warn_of_bf16_linears(plan, resolved, diagnostics);
-  warn_of_random_base(plan, resolved, diagnostics);
   plan.sequence_parallel = layout.sequence_parallel;
   plan.ep_room = spec.parallel.ep_room;
   plan.recompute = recompute_of(spec);

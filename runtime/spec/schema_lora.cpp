@@ -26,6 +26,7 @@ Section lora_section() {
                .auto_doc = "as `lora.rank`: by 1",
                .min = 0,
                .max = 1e6,
+               .above_min = true,
                .known_as = {"lora_alpha", "lora_scaling"}},
               {.key = "lora.targets",
                .field = [](TrainSpec& s) -> Field {
@@ -56,7 +57,7 @@ Section lora_section() {
           },
       .unavailable =
           {
-              {"lora.dropout", "not available in this version; adapters see what the linear sees"},
+              {"lora.dropout", "adapters see what their linear sees"},
           },
   };
 }

@@ -32,14 +32,20 @@ TEST_CASE("adapters are trained beside a model, resumed in another layout, and e
   const Shell shell;
   write_recipe(shell, 10);
   launch(shell, 1, {"run.name=base"});
+  const Outcome alone = launch(shell, 1, {"run.name=alone", "lora.rank=4", "train.steps=1"});
+  CHECK(has(alone.err, "random weights"));
   const Outcome adapted = launch(shell, 2, beside_base("talk", 5));
   CHECK(has(adapted.err, "of adapters trained)"));
   // In another layout, to the end.
-  launch(shell, 2, beside_base("talk", 10), {"parallel.tp=2"});
+  const Outcome resumed =
+      launch(shell, 2, {"run.name=talk", "lora.rank=4", "lora.alpha=8", "train.steps=10"},
+             {"parallel.tp=2", "precision.dtype=bf16"});
+  CHECK(has(resumed.err, "resume.rounds"));
+  CHECK(!has(resumed.err, "random weights"));
   const json state = state_of_last(shell, "talk");
   CHECK(state["step"] == 10);
   CHECK(state["model"]["lora_rank"] == 4);
-  CHECK(has(state["base"], "runs/base"));
+  CHECK(has(state["base"]["from"], "runs/base"));
 
   const auto ckpt = [&](std::vector<std::string> args) {
     args.insert(args.begin(), "ckpt");
@@ -61,6 +67,9 @@ TEST_CASE("adapters are trained beside a model, resumed in another layout, and e
   };
   ckpt({"import", "merged", "-o", "runs/back"});
   CHECK(text_of("runs/talk") == text_of("runs/back"));
+  ckpt({"export", "runs/base", "-o", "plain"});
+  CHECK(file_text(shell.dir() / "merged/model.safetensors") !=
+        file_text(shell.dir() / "plain/model.safetensors"));
 
   // A rank of another width is another model; and so is none.
   for (const char* other : {"lora.rank=2", "lora.rank=0", "lora.targets=[qkv]"}) {
@@ -74,6 +83,7 @@ TEST_CASE("adapters are trained beside a model, resumed in another layout, and e
     CHECK(has(refused.err, "lora."));
   }
   CHECK(shell.mtl({"ckpt", "merge", "runs/talk"}).code == 2);
+  CHECK(shell.mtl({"ckpt", "average", "runs/talk", "runs/talk", "-o", "mean"}).code == 2);
   const Outcome none = shell.mtl({"ckpt", "import", "adapters", "-o", "runs/none"});
   CHECK(none.code == 6);
   CHECK(has(none.err, "merge_and_unload"));

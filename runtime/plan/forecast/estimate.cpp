@@ -30,7 +30,8 @@ MemoryEstimate estimate_memory(const ModelShape& shape, int64_t gpus, DType comp
   MemoryEstimate estimate;
   int64_t embedding = 0, block = 0;
   std::vector<int64_t> layers(static_cast<size_t>(shape.layers), 0);
-  for (const ParamRow& row : shard_table(shape, false)) {
+  // Of all that there is to train; adapters in its place: mtl plan.
+  for (const ParamRow& row : shard_table(shape.without_adapters(), false)) {
     estimate.parameters += row.numel();
     // The final norm stands before the head, and belongs to the body.
     const bool head = row.layer == shape.layers && row.shape.size() > 1;

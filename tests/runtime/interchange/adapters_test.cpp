@@ -14,6 +14,7 @@
 #include "runtime/engine/solo_model.h"
 #include "runtime/interchange/export.h"
 #include "runtime/interchange/export_source.h"
+#include "runtime/interchange/hf_config.h"
 #include "runtime/interchange/import.h"
 #include "runtime/interchange/init_from.h"
 #include "runtime/plan/shard_table.h"
@@ -44,7 +45,9 @@ WithAdapters make(const Scratch& scratch, const std::string& folder, bool mlp = 
   ModelShape shape = model_shape_from_json(state.at("model"));
   shape.lora = {.rank = kRank, .alpha = kAlpha, .qkv = true, .proj = true, .up = mlp, .down = mlp};
   state["model"] = to_json(shape);
-  state["base"] = "org/base";
+  // As what exports write, which some families are not (the next case).
+  state["base"] = {{"from", "org/base"},
+                   {"kind", "Hugging Face " + hf_model_of(shape.without_adapters()).architecture}};
   ExportSource base(imported.checkpoint);
   std::mt19937 random(7);
   std::normal_distribution<float> normal(0, 0.3f);
@@ -164,6 +167,61 @@ TEST_CASE("PEFT's adapters beside a family's own tensors make those of the merge
       }
     }
   }
+}
+
+TEST_CASE("adapters have the names of the model that they were trained beside") {
+  // A Phi-3 that turns whole heads goes out as a Llama.
+  const Scratch scratch;
+  const WithAdapters made = make(scratch, "llama");
+  const auto exported = [&](const std::string& name, const nlohmann::json& base) {
+    CheckpointReader reader(made.checkpoint);
+    nlohmann::json state = reader.state();
+    state["base"] = base;
+    if (base.is_null()) state.erase("base");
+    const fs::path checkpoint = scratch / (name + "-checkpoint");
+    std::vector<std::vector<float>> values;
+    std::vector<CheckpointTensor> tensors;
+    for (const ParamRow& row : shard_table(model_shape_from_json(state.at("model")), false)) {
+      CheckpointTensor tensor;
+      tensor.name = row.name;
+      tensor.shape = tensor.local_shape = row.shape;
+      tensor.rects = {{Dims(row.shape.size(), 0), Dims(row.shape.size(), 0), row.shape}};
+      values.emplace_back(static_cast<size_t>(row.numel()));
+      tensor.data = values.back().data();
+      reader.read(tensor);
+      tensor.frozen = row.frozen;
+      tensors.push_back(std::move(tensor));
+    }
+    write_new_checkpoint(checkpoint, state, {}, {tensors});
+    return export_peft({.checkpoint = checkpoint, .out = scratch / name});
+  };
+  const std::string layer = "base_model.model.model.layers.0.";
+  CHECK(exported("llama", {{"from", "a"}, {"kind", "Hugging Face LlamaForCausalLM"}})
+            .warnings.empty());
+  CHECK(
+      exported("phi3", {{"from", "a"}, {"kind", "Hugging Face Phi3ForCausalLM"}}).warnings.empty());
+  const auto apart = tensor_bytes(scratch / "llama"), fused = tensor_bytes(scratch / "phi3");
+  const auto second = [&](const char* linear) {
+    return apart.at(layer + "self_attn." + linear + ".lora_B.weight");
+  };
+  CHECK(fused.at(layer + "self_attn.qkv_proj.lora_B.weight") ==
+        second("q_proj") + second("k_proj") + second("v_proj"));
+  CHECK(fused.at(layer + "self_attn.qkv_proj.lora_A.weight") ==
+        apart.at(layer + "self_attn.v_proj.lora_A.weight"));
+  CHECK(fused.contains(layer + "mlp.gate_up_proj.lora_A.weight"));
+
+  // Of whose model nobody knows the names.
+  for (const nlohmann::json& base : {nlohmann::json(), nlohmann::json{{"from", "runs/x"}},
+                                     nlohmann::json{{"kind", "Megatron"}}}) {
+    const ExportReport report = exported("other" + base.dump().substr(0, 6), base);
+    REQUIRE(report.warnings.size() == 1);
+    CHECK(report.warnings[0].code == "export.base");
+    fs::remove_all(scratch / ("other" + base.dump().substr(0, 6)));
+    fs::remove_all(scratch / ("other" + base.dump().substr(0, 6) + "-checkpoint"));
+  }
+  CHECK(refusal_of([&] {
+          exported("pictures", {{"kind", "Hugging Face Gemma3ForConditionalGeneration"}});
+        }).code == "export.family");
 }
 
 TEST_CASE("a model with adapters generates as the one that they are merged into") {
