@@ -12,6 +12,7 @@
 #include "runtime/checkpoint/safetensors.h"
 #include "runtime/checkpoint/strict_json.h"
 #include "runtime/interchange/foreign_model.h"
+#include "runtime/interchange/hf_architectures.h"
 #include "runtime/interchange/hf_layout.h"
 #include "runtime/interchange/hf_mxfp4.h"
 #include "runtime/interchange/torch_file.h"
@@ -270,7 +271,9 @@ ForeignModel open_hf_folder(const fs::path& path) {
   const fs::path config = path / "config.json";
   const HfModel model = model_from_hf_config(read_json(config), config.string(), diagnostics);
   diagnostics.throw_if_errors(Exit::data);
-  ForeignModel foreign{.kind = "Hugging Face " + model.architecture,
+  // The class that the folder is of, not that of its text part.
+  const std::string name = model.with_pictures ? *hf_architecture("gemma3") : model.architecture;
+  ForeignModel foreign{.kind = "Hugging Face " + name,
                        .shape = model.shape,
                        .weights = {},
                        .warnings = diagnostics.all()};
