@@ -241,9 +241,7 @@ void CheckpointSaver::snapshot() {
 
 void CheckpointSaver::save_frozen() {
   if (!plan_.model.lora) return;
-  frozen_ = committed_frozen_;
-  const bool was_saved = !committed_in_.empty();
-  if (was_saved && link_shards(request_.attempt, committed_in_, frozen_)) return;
+  if (!committed_.empty() && link_shards(request_.attempt, committed_, frozen_)) return;
   frozen_ = write_shards(request_.attempt, world_.rank(), frozen_tensors(trainer_, plan_));
 }
 
@@ -349,10 +347,7 @@ bool CheckpointSaver::finish() {
   phase_ = Phase::idle;
   // Rank 0 alone knows how its commit went; who failed before knows it too.
   last_is_good_ = !any_rank(failed_here_, world_);
-  if (last_is_good_) {
-    committed_frozen_ = frozen_;
-    committed_in_ = request_.attempt.dir;
-  }
+  if (last_is_good_) committed_ = request_.attempt.dir;
   open_ = false;
   return last_is_good_;
 }

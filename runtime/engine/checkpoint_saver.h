@@ -90,10 +90,10 @@ class CheckpointSaver {
   struct Work;
   std::unique_ptr<Work> work_;
   Phase phase_ = Phase::idle;
-  // What this rank has of what is not trained in the save under way; and in the last one that has
-  // become a checkpoint, which is there: later ones have the same file.
-  std::vector<ChunkRecord> frozen_, committed_frozen_;
-  std::filesystem::path committed_in_;
+  // What this rank writes of what is not trained, and the last save with it that has become a
+  // checkpoint: later ones have the same file.
+  std::vector<ChunkRecord> frozen_;
+  std::filesystem::path committed_;
   bool open_ = false;  // begun and not finished; the same on all ranks
   bool failed_here_ = false;
   bool last_is_good_ = true;
