@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/checkpoint/elements.h"
+#include "runtime/checkpoint/fp16_range.h"
 #include "runtime/checkpoint/rectangles.h"
 #include "runtime/checkpoint/step_dirs.h"
 #include "runtime/data/tokenizer/json_fields.h"
@@ -203,6 +204,26 @@ nlohmann::json model_beside_adapters(const std::string& path) {
   return path.empty() ? nlohmann::json() : InitialWeights(path).origin();
 }
 
+namespace {
+
+// What fp16 has no number for would be infinite, and nothing would train it smaller.
+void require_numbers_of_fp16(CheckpointTensor& tensor) {
+  tensor.store = [name = tensor.name, store = tensor.store](int64_t at, int64_t n,
+                                                            const void* from) {
+    const auto* const values = static_cast<const float*>(from);
+    for (int64_t i = 0; i < n; ++i) {
+      if (!is_beyond_fp16(values[i])) continue;
+      fail_data("init.range",
+                fmt::format("'{}' has a weight of {}, and the largest number of fp16 is 65504",
+                            name, values[i]),
+                "use precision.dtype=bf16, which holds it");
+    }
+    store(at, n, from);
+  };
+}
+
+}  // namespace
+
 void load_initial_weights(const std::string& path, Trainer& trainer) {
   const InitialWeights weights(path);
   for (const ParameterState& parameter : trainer.state()) {
@@ -214,6 +235,9 @@ void load_initial_weights(const std::string& path, Trainer& trainer) {
     tensor.rects = parameter.rects;
     tensor.first = parameter.part.first;
     point_at(tensor, trainer.device(), parameter.master);
+    const bool is_fp16 = parameter.master.weights && !parameter.master.rests &&
+                         parameter.master.weights.dtype == DType::f16;
+    if (is_fp16) require_numbers_of_fp16(tensor);
     weights.read(tensor);
   }
   trainer.weights_changed();

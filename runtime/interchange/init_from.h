@@ -50,7 +50,8 @@ class InitialWeights {
 // and what it was there, {"kind"}, as ForeignModel has it, if mtl was given it by others.
 nlohmann::json model_beside_adapters(const std::string& path);
 
-// Each rank reads its rectangles into the master weights. After Trainer::initialise().
+// Each rank reads its rectangles into the master weights. After Trainer::initialise(). Throws Error
+// (Exit::data) init.range where fp16 cannot hold a weight that is not trained.
 void load_initial_weights(const std::string& path, Trainer& trainer);
 
 }  // namespace mtl

@@ -37,7 +37,9 @@ struct WithAdapters {
 };
 
 // Of a folder of tests/reference/interchange.
-WithAdapters make(const Scratch& scratch, const std::string& folder, bool mlp = true) {
+// `spread`: of the adapters' elements.
+WithAdapters make(const Scratch& scratch, const std::string& folder, bool mlp = true,
+                  float spread = 0.3f) {
   const auto imported = import_model(
       {.source = reference_folder(folder), .out = scratch / (folder + "-base"), .tokenizer = {}});
   CheckpointReader reader(imported.checkpoint);
@@ -50,7 +52,7 @@ WithAdapters make(const Scratch& scratch, const std::string& folder, bool mlp = 
                    {"kind", "Hugging Face " + hf_model_of(shape.without_adapters()).architecture}};
   ExportSource base(imported.checkpoint);
   std::mt19937 random(7);
-  std::normal_distribution<float> normal(0, 0.3f);
+  std::normal_distribution<float> normal(0, spread);
   std::vector<std::vector<float>> values;
   std::vector<CheckpointTensor> tensors;
   for (const ParamRow& row : shard_table(shape, false)) {
@@ -73,6 +75,19 @@ WithAdapters make(const Scratch& scratch, const std::string& folder, bool mlp = 
   for (const std::string& name : reader.extras()) extras.push_back({name, reader.extra(name)});
   write_new_checkpoint(out, state, extras, {tensors});
   return {imported.checkpoint, out};
+}
+
+// Settings of the reference folder "llama".
+TrainSpec llama_spec() {
+  TrainSpec spec = spec_with({.global_batch = 4, .micro_batch = 0, .steps = 8});
+  spec.model.kv_heads = 2;
+  spec.model.ffn = 48;
+  use_llama_blocks(spec);
+  spec.model.position.base = 5000;
+  spec.model.max_seq = 64;
+  spec.model.tie_embeddings = false;
+  spec.model.vocab_pad_to = 64;
+  return spec;
 }
 
 using Matrix = std::vector<float>;
@@ -243,14 +258,7 @@ TEST_CASE("a run that starts from a model with adapters has them merged, in ever
   const Scratch scratch;
   const WithAdapters made = make(scratch, "llama", false);
   const auto expected = all_weights(made.checkpoint);
-  TrainSpec spec = spec_with({.global_batch = 4, .micro_batch = 0, .steps = 8});
-  spec.model.kv_heads = 2;
-  spec.model.ffn = 48;
-  use_llama_blocks(spec);
-  spec.model.position.base = 5000;
-  spec.model.max_seq = 64;
-  spec.model.tie_embeddings = false;
-  spec.model.vocab_pad_to = 64;
+  TrainSpec spec = llama_spec();
   for (const int64_t rank : {0, 3}) {
     spec.lora.rank = rank;
     for (const Layout layout : {Layout{}, Layout{.tp = 2, .dp = 2}, Layout{.pp = 2}}) {
@@ -267,6 +275,26 @@ TEST_CASE("a run that starts from a model with adapters has them merged, in ever
       CHECK((masters.size() > expected.size()) == (rank > 0));
     }
   }
+}
+
+TEST_CASE("a weight that fp16 has no number for does not become infinite beside adapters") {
+  const Scratch scratch;
+  // As large as the products of such adapters.
+  const WithAdapters made = make(scratch, "llama", false, 200);
+  TrainSpec spec = llama_spec();
+  spec.lora.rank = 3;
+  const auto start = [&] {
+    run_layout(spec, 96, {}, [&](RankContext& context) {
+      context.trainer.initialise();
+      load_initial_weights(made.checkpoint.string(), context.trainer);
+    });
+  };
+  spec.precision.dtype = "fp16";
+  const Diagnostic refused = refusal_of(start, Exit::data);
+  CHECK(refused.code == "init.range");
+  CHECK(refused.help.find("bf16") != std::string::npos);
+  spec.precision.dtype = "bf16";
+  start();
 }
 
 TEST_CASE("a model without adapters has none for PEFT") {
