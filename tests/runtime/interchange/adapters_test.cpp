@@ -77,19 +77,6 @@ WithAdapters make(const Scratch& scratch, const std::string& folder, bool mlp = 
   return {imported.checkpoint, out};
 }
 
-// Settings of the reference folder "llama".
-TrainSpec llama_spec() {
-  TrainSpec spec = spec_with({.global_batch = 4, .micro_batch = 0, .steps = 8});
-  spec.model.kv_heads = 2;
-  spec.model.ffn = 48;
-  use_llama_blocks(spec);
-  spec.model.position.base = 5000;
-  spec.model.max_seq = 64;
-  spec.model.tie_embeddings = false;
-  spec.model.vocab_pad_to = 64;
-  return spec;
-}
-
 using Matrix = std::vector<float>;
 
 Matrix floats(const std::string& bytes) {

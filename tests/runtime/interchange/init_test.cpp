@@ -15,19 +15,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The settings of reference folder "llama".
-TrainSpec llama_spec() {
-  TrainSpec spec = spec_with({.global_batch = 4, .micro_batch = 0, .steps = 8});
-  spec.model.kv_heads = 2;
-  spec.model.ffn = 48;
-  use_llama_blocks(spec);
-  spec.model.position.base = 5000;
-  spec.model.max_seq = 64;
-  spec.model.tie_embeddings = false;
-  spec.model.vocab_pad_to = 64;
-  return spec;
-}
-
 TrainSpec gpt2_spec() {
   TrainSpec spec = spec_with({.global_batch = 4, .micro_batch = 0, .steps = 8});
   spec.model.ffn = 64;

@@ -12,10 +12,23 @@
 #include "runtime/engine/solo_model.h"
 #include "runtime/interchange/export_source.h"
 #include "runtime/interchange/hf_config.h"
+#include "support/specs.h"
 
 namespace mtl::test {
 
 namespace fs = std::filesystem;
+
+TrainSpec llama_spec() {
+  TrainSpec spec = spec_with({.global_batch = 4, .micro_batch = 0, .steps = 8});
+  spec.model.kv_heads = 2;
+  spec.model.ffn = 48;
+  use_llama_blocks(spec);
+  spec.model.position.base = 5000;
+  spec.model.max_seq = 64;
+  spec.model.tie_embeddings = false;
+  spec.model.vocab_pad_to = 64;
+  return spec;
+}
 
 fs::path reference_folder(const std::string& name) {
   return fs::path(MTL_SOURCE_DIR) / "tests/reference/interchange" / name;

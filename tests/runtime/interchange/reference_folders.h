@@ -11,11 +11,15 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "runtime/interchange/foreign_model.h"
+#include "runtime/spec/train_spec.h"
 #include "support/errors.h"
 
 namespace mtl::test {
 
 std::filesystem::path reference_folder(const std::string& name);
+
+// The settings of the reference folder "llama".
+TrainSpec llama_spec();
 
 // What a config.json says of a model.
 struct ConfigRead {
