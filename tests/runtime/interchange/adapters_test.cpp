@@ -1,5 +1,6 @@
 // Adapters on their way to others, of models of every family: merged into the model, or as PEFT has
 // them.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -262,6 +263,24 @@ TEST_CASE("a run that starts from a model with adapters has them merged, in ever
       CHECK((masters.size() > expected.size()) == (rank > 0));
     }
   }
+}
+
+TEST_CASE("of a merged weight a shard that begins within a row has its own elements") {
+  const Scratch scratch;
+  const WithAdapters made = make(scratch, "llama");
+  const std::string name = "model.layers.1.mlp.down_proj.weight";
+  const std::vector<float> whole = all_weights(made.checkpoint).at(name);
+  constexpr int64_t kFirst = 163, kCount = 400;
+  std::vector<float> part(kCount + 1, -7);
+  CheckpointTensor tensor;
+  tensor.name = name;
+  tensor.shape = tensor.local_shape = {32, 48};
+  tensor.rects = clip_to_range({{{0, 0}, {0, 0}, {32, 48}}}, {32, 48}, kFirst, kCount);
+  tensor.first = kFirst;
+  tensor.data = part.data();
+  InitialWeights(made.checkpoint.string()).read(tensor);
+  CHECK(std::equal(part.begin(), part.end() - 1, whole.begin() + kFirst));
+  CHECK(part.back() == -7);
 }
 
 TEST_CASE("a weight that fp16 has no number for does not become infinite beside adapters") {
