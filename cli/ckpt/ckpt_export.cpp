@@ -13,7 +13,7 @@ namespace mtl {
 
 int command_ckpt_export(const Arguments& args) {
   ExportOptions options;
-  std::string run, out, max_shard = "5GB";
+  std::string run, out, max_shard;
   std::optional<std::string> format, dtype;
   int64_t tp = 1, pp = 1;
   bool json = false;
@@ -30,8 +30,8 @@ int command_ckpt_export(const Arguments& args) {
   line.option("out,o", "DIR", out, "the folder to make; it is there whole or not at all");
   line.choice("format", {"hf", "peft", "megatron-split"}, format, "what to write", "hf");
   line.choice("dtype", {"fp32", "bf16", "fp16"}, dtype, "type of the weights", "fp32");
-  line.option("max_shard_size", "SIZE", max_shard, "a larger model is cut into files of this size",
-              "5GB");
+  line.option("max_shard_size", "SIZE", max_shard,
+              "with hf: a larger model is cut into files of this size", "5GB");
   line.option("chat", "FORMAT", options.chat,
               "with hf: the format of mtl data tokenize --chat that the model has learned becomes "
               "the tokenizer's chat template",
@@ -46,7 +46,7 @@ int command_ckpt_export(const Arguments& args) {
                               .help = "mtl ckpt export RUN -o DIR"});
   }
   options.out = out;
-  options.max_shard_bytes = parse_bytes(max_shard, "max_shard_size");
+  options.max_shard_bytes = parse_bytes(max_shard.empty() ? "5GB" : max_shard, "max_shard_size");
   if (dtype == "bf16") options.dtype = DType::bf16;
   if (dtype == "fp16") options.dtype = DType::f16;
   const bool split = format == "megatron-split";
@@ -55,7 +55,13 @@ int command_ckpt_export(const Arguments& args) {
                               .what = "--tp and --pp belong to --format megatron-split",
                               .help = "leave them out: other folders have no ranks"});
   }
-  if (format.value_or("hf") != "hf" && !options.chat.empty()) {
+  const bool hf = format.value_or("hf") == "hf";
+  if (!hf && !max_shard.empty()) {
+    throw Error(Exit::usage, {.code = "usage.value",
+                              .what = "--max_shard_size belongs to --format hf",
+                              .help = "leave it out: the others' files are not cut"});
+  }
+  if (!hf && !options.chat.empty()) {
     throw Error(Exit::usage, {.code = "usage.value",
                               .what = "--chat belongs to --format hf",
                               .help = "leave it out: the others have no tokenizer"});

@@ -58,6 +58,12 @@ TEST_CASE("adapters are trained beside a model, resumed in another layout, and e
   ckpt({"export", "runs/talk", "-o", "merged"});
   ckpt({"export", "--format", "peft", "runs/talk", "-o", "adapters"});
   CHECK(json::parse(file_text(shell.dir() / "adapters/adapter_config.json"))["r"] == 4);
+  for (const char* format : {"peft", "megatron-split"}) {
+    const Outcome cut = shell.mtl({"ckpt", "export", "--format", format, "--max_shard_size", "1MB",
+                                   "runs/talk", "-o", "cut"});
+    CHECK(cut.code == 2);
+    CHECK(has(cut.err, "--max_shard_size belongs to --format hf"));
+  }
   const auto text_of = [&](const std::string& model) {
     const Outcome outcome =
         shell.mtl({"generate", "--tokens", "20", "--temperature", "0", model, "the "});
