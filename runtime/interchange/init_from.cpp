@@ -178,8 +178,8 @@ void fill(const CheckpointTensor& tensor, const std::vector<float>& whole) {
 void InitialWeights::read(CheckpointTensor& tensor) const {
   const auto found = impl_->shapes.find(tensor.name);
   if (found != impl_->shapes.end()) tensor.shape = found->second;
-  if (impl_->merged && tensor.rects.empty()) return;  // nothing of it is this rank's
   if (impl_->merged) {
+    if (tensor.rects.empty()) return;  // nothing of it is this rank's
     fill(tensor, impl_->merged->read(tensor.name, tensor.shape));
   } else if (impl_->reader) {
     impl_->reader->read(tensor);

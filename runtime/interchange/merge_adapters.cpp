@@ -1,39 +1,22 @@
 #include "runtime/interchange/merge_adapters.h"
 
 #include <algorithm>
-#include <string_view>
 
 namespace mtl {
 
 MergeAdapters::MergeAdapters(const ModelShape& shape)
     : lora_(shape.lora), table_(shard_table(shape, false)) {
-  // A linear's rows stand together: its matrices, perhaps biases, then A, and a B for each matrix.
-  for (size_t i = 0; i < table_.size(); ++i) {
-    if (!table_[i].slot.ends_with(kAdapterIn)) continue;
-    const std::string& slot = table_[i].slot;
-    const std::string linear = slot.substr(0, slot.size() - std::string_view(kAdapterIn).size());
-    const auto of_linear = [&](const ParamRow& row) {
-      return row.layer == table_[i].layer &&
-             (row.slot == linear + ".weight" || row.slot == linear + ".bias");
-    };
-    size_t weight = i;
-    while (weight > 0 && of_linear(table_[weight - 1])) --weight;
-    for (size_t b = i + 1; b < table_.size() && table_[b].layer == table_[i].layer &&
-                           table_[b].slot.ends_with(kAdapterOut);
-         ++b, ++weight) {
-      adapters_[table_[weight].name] = {&table_[weight], &table_[i], &table_[b]};
-    }
-  }
+  for (const AdaptedRow& row : adapted_rows(table_)) adapters_[row.weight->name] = row;
 }
 
-const MergeAdapters::Adapter* MergeAdapters::find(const std::string& name) const {
+const AdaptedRow* MergeAdapters::find(const std::string& name) const {
   const auto found = adapters_.find(name);
   return found == adapters_.end() ? nullptr : &found->second;
 }
 
 void MergeAdapters::merge(const std::string& name, std::vector<float>& values,
                           const Read& read) const {
-  const Adapter* const adapter = find(name);
+  const AdaptedRow* const adapter = find(name);
   if (adapter == nullptr) return;
   const auto& [weight, a_row, b_row] = *adapter;
   const auto scale = static_cast<float>(lora_.scale());

@@ -24,18 +24,14 @@ class MergeAdapters {
   // whole parameters of the same model.
   void merge(const std::string& name, std::vector<float>& values, const Read& read) const;
 
-  // Of a weight: its own row, and those of the two matrices.
-  struct Adapter {
-    const ParamRow *weight, *a, *b;
-  };
   // Null where the parameter has none.
-  const Adapter* find(const std::string& name) const;
+  const AdaptedRow* find(const std::string& name) const;
   const ModelShape::Lora& lora() const { return lora_; }
 
  private:
   ModelShape::Lora lora_;
   std::vector<ParamRow> table_;
-  std::map<std::string, Adapter> adapters_;  // by the weight's name
+  std::map<std::string, AdaptedRow> adapters_;  // by the weight's name
 };
 
 }  // namespace mtl

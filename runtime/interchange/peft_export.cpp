@@ -48,7 +48,7 @@ std::optional<PeftAdapter> adapter_of(const ForeignTensor& tensor,
   bool plain = false;  // a part has none
   for (const ForeignPart& part : tensor.parts) {
     const ParamRow& weight = table[part.row];
-    const MergeAdapters::Adapter* const adapter = adapters.find(weight.name);
+    const AdaptedRow* const adapter = adapters.find(weight.name);
     if (adapter == nullptr) {
       plain = true;
       continue;
@@ -119,7 +119,7 @@ ExportReport export_peft(const ExportOptions& options) {
   // As if the weights were the adapters' second matrices.
   std::vector<ParamRow> seconds = table;
   for (ParamRow& row : seconds) {
-    if (const MergeAdapters::Adapter* adapter = adapters.find(row.name)) row = *adapter->b;
+    if (const AdaptedRow* adapter = adapters.find(row.name)) row = *adapter->b;
   }
   std::vector<PeftAdapter> linears;
   std::vector<SafetensorsEntry> entries;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include <fmt/format.h>
 
@@ -337,6 +338,28 @@ int64_t ParamRow::numel() const {
 
 bool is_adapter(const ParamRow& row) {
   return row.slot.ends_with(kAdapterIn) || row.slot.ends_with(kAdapterOut);
+}
+
+std::vector<AdaptedRow> adapted_rows(const std::vector<ParamRow>& table) {
+  // add_linear's order: the matrices of a linear, perhaps biases, then A, and a B for each matrix.
+  std::vector<AdaptedRow> adapted;
+  for (size_t i = 0; i < table.size(); ++i) {
+    const ParamRow& a = table[i];
+    if (!a.slot.ends_with(kAdapterIn)) continue;
+    const std::string linear = a.slot.substr(0, a.slot.size() - std::strlen(kAdapterIn));
+    const auto follows_on = [&](const ParamRow& row, const std::string& slot) {
+      return row.layer == a.layer && row.slot == linear + slot;
+    };
+    size_t weight = i;
+    while (weight > 0 &&
+           (follows_on(table[weight - 1], ".weight") || follows_on(table[weight - 1], ".bias"))) {
+      --weight;
+    }
+    for (size_t b = i + 1; b < table.size() && follows_on(table[b], kAdapterOut); ++b) {
+      adapted.push_back({&table[weight++], &a, &table[b]});
+    }
+  }
+  return adapted;
 }
 
 std::string expert_slot(int64_t expert, const char* linear) {

@@ -56,6 +56,13 @@ inline constexpr const char* kAdapterOut = ".lora_b";
 
 bool is_adapter(const ParamRow& row);
 
+// A matrix that has an adapter, and the two of that.
+struct AdaptedRow {
+  const ParamRow *weight, *a, *b;
+};
+// All of `table`, which they point into, in its order.
+std::vector<AdaptedRow> adapted_rows(const std::vector<ParamRow>& table);
+
 // The slot of a linear of an expert: "mlp.expert3.up".
 std::string expert_slot(int64_t expert, const char* linear);
 

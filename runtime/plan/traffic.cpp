@@ -330,8 +330,9 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
   }
   if (ranks(Link::loss) > 1) {
     traffic[Link::loss].all_reduce += StepSums::kExchanged * 8;
-    if (shape.expert_bias && !shape.lora)
+    if (shape.expert_bias && !shape.lora) {
       traffic[Link::loss].all_reduce += shape.layers * shape.experts * 8;
+    }
   }
   if (ranks(Link::norm) > 1) {
     traffic[Link::norm].all_reduce += (static_cast<int64_t>(table.size()) + 3) * 8;
