@@ -12,6 +12,8 @@
 #include "runtime/engine/solo_model.h"
 #include "runtime/interchange/export_source.h"
 #include "runtime/interchange/hf_config.h"
+#include "runtime/interchange/import.h"
+#include "runtime/spec/train_spec.h"
 #include "support/specs.h"
 
 namespace mtl::test {
@@ -60,6 +62,18 @@ void check_returns(const ModelShape& shape) {
   CAPTURE(written.dump());
   CHECK(to_json(model_from_hf_config(written, "", diagnostics).shape) == to_json(shape));
   CHECK(diagnostics.all().empty());
+}
+
+void check_import_says(const std::string& name) {
+  const Scratch scratch;
+  const auto imported =
+      import_model({.source = reference_folder(name), .out = scratch / "run", .tokenizer = {}});
+  Diagnostics diagnostics;
+  const ResolvedSpec resolved = load_spec(
+      {.train_yaml = (scratch / "run/train.yaml").string(), .overrides = {"data.train=x"}},
+      diagnostics);
+  CHECK(diagnostics.all().empty());
+  CHECK(to_json(model_shape(resolved.spec, imported.shape.vocab)) == to_json(imported.shape));
 }
 
 std::string family_or_keys(ModelShape shape, const Change& change) {

@@ -34,6 +34,9 @@ ConfigRead read_config(const std::string& folder, const nlohmann::json& changes)
 // A shape comes back from the config that is written of it.
 void check_returns(const ModelShape& shape);
 
+// The train.yaml beside an import of the folder says the model that was imported.
+void check_import_says(const std::string& name);
+
 using Change = std::function<void(ModelShape&)>;
 // The architecture that `shape` has after `change`, or the settings that keep it from having any.
 std::string family_or_keys(ModelShape shape, const Change& change);
